@@ -12,7 +12,7 @@ import errno
 import fnmatch
 import hashlib
 import hmac
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -41,7 +41,7 @@ class HostLine:
 
 
 class KnownHosts:
-    """The lines of some known_hosts files. Certificate authorities are not used."""
+    """The lines of some known_hosts files."""
 
     def __init__(self, entries: Iterable[HostLine]) -> None:
         self._entries = tuple(entries)
@@ -66,17 +66,34 @@ class KnownHosts:
         entries = self._of(host) or self._of(_without_port(host))
         return tuple(dict.fromkeys(entry.key_type for entry in entries if not entry.marker))
 
+    def has_authorities(self, host: str) -> bool:
+        """Whether `host` may show a certificate for its key."""
+        return any(True for _ in self._authorities(host))
+
+    def authority(self, host: str, key: bytes) -> str | None:
+        """The line by which `key` may sign certificates of `host`; None if there is none."""
+        return next((one.origin for one in self._authorities(host) if one.key == key), None)
+
+    def revoked(self, host: str, key: bytes) -> str | None:
+        """The line by which nobody is `host` by `key`, be it its own or the one that signed it."""
+        for entry in self._of(host):
+            if entry.marker == "@revoked" and entry.key == key:
+                return entry.origin
+        return None
+
+    def _authorities(self, host: str) -> Iterator[HostLine]:
+        entries = (*self._of(host), *self._of(_without_port(host)))
+        return (entry for entry in entries if entry.marker == "@cert-authority")
+
     def check(self, host: str, key_type: str, key: bytes) -> tuple[HostKeyVerdict, str]:
         """Verdict on `key` of `host` (`name`, or `[name]:port`), and the line it rests on.
 
         A key of another type than the known ones is CHANGED, too: the known types were
         asked for first, so the host does not have them any more.
         """
-        entries = self._of(host)
-        for entry in entries:
-            if entry.marker == "@revoked" and entry.key == key:
-                return HostKeyVerdict.REVOKED, entry.origin
-        known = [entry for entry in entries if not entry.marker]
+        if line := self.revoked(host, key):
+            return HostKeyVerdict.REVOKED, line
+        known = [entry for entry in self._of(host) if not entry.marker]
         # What a host has at port 22 it may have at another one; it need not.
         elsewhere = [] if known else self._of(_without_port(host))
         for entry in (*known, *(entry for entry in elsewhere if not entry.marker)):

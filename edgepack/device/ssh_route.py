@@ -21,12 +21,13 @@ from paramiko.ssh_exception import IncompatiblePeer
 
 from edgepack.base import text
 from edgepack.base.errors import ConfigError, ConnectError, RefusedError, UsageError
-from edgepack.device import known_hosts
+from edgepack.device import host_certificate, known_hosts
 from edgepack.device.errors import (
     ChangedHostKeyError,
     UnknownHostKeyError,
     UnreachableError,
 )
+from edgepack.device.host_certificate import BadCertificateError, HostCertificate
 from edgepack.device.known_hosts import HostKeyVerdict, KnownHosts
 from edgepack.device.options import Address, SshOptions
 from edgepack.device.process_group import LimitedError, run_limited
@@ -316,6 +317,11 @@ class _Transport(paramiko.Transport):
         self.is_cut = False
         """Whether it hung up before it said who it is."""
 
+    @property
+    def preferred_keys(self) -> tuple[str, ...]:
+        """In the order that was set; paramiko has certificates last in any case."""
+        return tuple(self._preferred_keys)  # type: ignore[attr-defined]
+
     def _check_banner(self) -> None:
         read = self.packetizer.readline
 
@@ -394,6 +400,8 @@ class HostKeys:
     def __init__(self, config: HostConfig, options: SshOptions, *, where: str, name: str) -> None:
         self._where, self._config, self._name = where, config, name
         self._host = config.host_key_alias or known_hosts.host_name(config.hostname, config.port)
+        # A certificate is of a name, whatever the port.
+        self._certified = config.host_key_alias or config.hostname.lower()
         self._accept_new = options.accept_new_host_key or (
             config.accept_new and not options.host_keys
         )
@@ -405,6 +413,8 @@ class HostKeys:
             KnownHosts.of_lines(options.host_keys) if options.host_keys else KnownHosts.load(files)
         )
         self._asks = bool(config.known_hosts_command) and not options.host_keys
+        self._flaw = ""
+        """What is wrong with the host's certificate."""
 
     def prefer(self, transport: paramiko.Transport) -> None:
         """Have it ask for the key types we know the host by first."""
@@ -414,7 +424,11 @@ class HostKeys:
         security = transport.get_security_options()
         offered = tuple(security.key_types)
         first = [name for name in types if name in offered]
-        security.key_types = (*first, *(name for name in offered if name not in first))
+        plain = (*first, *(name for name in offered if name not in first))
+        # A certificate has the plain key in it; only a plain key may be one that is known.
+        certified = tuple(f"{name}{host_certificate.SUFFIX}" for name in plain)
+        ask = self._asks or self._known.has_authorities(self._host)
+        security.key_types = (*certified, *plain) if ask else (*plain, *certified)
         # One pass over the data instead of two, for cipher and MAC.
         gcm = [name for name in security.ciphers if "gcm" in name]
         security.ciphers = (*gcm, *(name for name in security.ciphers if name not in gcm))
@@ -423,17 +437,19 @@ class HostKeys:
         """Return if the key is good, raise if not."""
         blob = key.asbytes()
         kind, print_ = key.get_name(), known_hosts.fingerprint(blob)
-        verdict, origin = self._known.check(self._host, kind, blob)
+        certificate = host_certificate.certificate_of(key)
+        verdict, origin = self._verdict(self._known, key, certificate)
         if verdict is HostKeyVerdict.UNKNOWN and self._asks:
-            verdict, origin = self._ask(kind, blob).check(self._host, kind, blob)
+            verdict, origin = self._verdict(self._ask(kind, blob), key, certificate)
         match verdict:
             case HostKeyVerdict.KNOWN:
                 return
             case HostKeyVerdict.UNKNOWN if self._accept_new:
                 self._add(kind, blob)
             case HostKeyVerdict.UNKNOWN:
+                why = f"; its certificate does not count: {self._flaw}" if self._flaw else ""
                 raise UnknownHostKeyError(
-                    f"host key of {self._where} is not known: {kind} {print_}",
+                    f"host key of {self._where} is not known: {kind} {print_}{why}",
                     hint="compare it with what `ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub` says "
                     "on the device, then use --accept-new-host-key once",
                 )
@@ -448,6 +464,24 @@ class HostKeys:
                     hint="somebody may be listening in, or the device was set up anew; if it "
                     f"was, remove the old key: ssh-keygen -R {shlex.quote(self._host)}",
                 )
+
+    def _verdict(
+        self, known: KnownHosts, key: paramiko.PKey, certificate: HostCertificate | None
+    ) -> tuple[HostKeyVerdict, str]:
+        """What `known` says: a certificate that holds is enough, one that does not is a plain key,
+        as for OpenSSH's client."""
+        blob = key.asbytes()
+        line = certificate and known.authority(self._host, certificate.authority)
+        if certificate is not None and line:
+            for one in (certificate.authority, blob):
+                if revoked := known.revoked(self._host, one):
+                    return HostKeyVerdict.REVOKED, revoked
+            try:
+                certificate.check(self._certified)
+                return HostKeyVerdict.KNOWN, line
+            except BadCertificateError as error:
+                self._flaw = str(error)
+        return known.check(self._host, key.get_name(), blob)
 
     def _add(self, kind: str, blob: bytes) -> None:
         print_ = known_hosts.fingerprint(blob)

@@ -295,6 +295,120 @@ def test_addresses_of_one_family(site: Site) -> None:
     )
 
 
+HERE = "127.0.0.1"
+CERTIFICATES: dict[str, tuple[str, list[str], str]] = {
+    # The kind of the authority, what ssh-keygen is told, and what is wrong with it.
+    "ed25519": ("ed25519", ["-h", "-n", f"other,{HERE}"], ""),
+    "rsa": ("rsa", ["-h", "-n", HERE], ""),
+    "ecdsa": ("ecdsa", ["-h", "-n", HERE, "-V", "-1d:+1d"], ""),
+    "of nobody": ("ed25519", ["-h"], ""),
+    "of a user": ("ed25519", ["-n", HERE], "it is of a user, not of a host"),
+    "of others": ("ed25519", ["-h", "-n", "a,b"], "it is of a, b, not of 127.0.0.1"),
+    "a pattern": ("ed25519", ["-h", "-n", "127.*"], r"it is of 127\.\*, not of"),
+    "a port": ("ed25519", ["-h", "-n", f"[{HERE}]:22"], "not of 127.0.0.1"),
+    "old": ("ed25519", ["-h", "-V", "20200101Z:20210101Z"], "it was valid until 2021-01-01 00:00"),
+    "early": ("ed25519", ["-h", "-V", "20990101Z:20991231Z"], "not valid before 2099-01-01 00:00"),
+    "SHA-1": ("rsa", ["-h", "-t", "ssh-rsa"], "signed with SHA-1"),
+    "an option": ("ed25519", ["-h", "-O", "critical:x@y=z"], "critical options"),
+}
+
+
+def certified(
+    folder: Path, kind: str, words: list[str], host_key_kind: str = "ed25519"
+) -> tuple[Sshd, Path]:
+    """A server whose host key an authority has signed, and the authority."""
+    authority = make_key(folder / "authority", kind)
+    certificate = folder / "server" / "host-cert.pub"
+    # The key is there before the server reads what its configuration names.
+    server = sshd_server.start(folder / "server", host_key_kind=host_key_kind)
+    server.stop()
+    signed = ["ssh-keygen", "-q", "-s", authority, "-I", "it", *words, f"{server.host_key}.pub"]
+    subprocess.run(signed, check=True)
+    with (server.folder / "config").open("a") as file:
+        file.write(f"\nHostCertificate {certificate}\n")
+    again = sshd_server._listening(server.folder)
+    assert again is not None
+    server.process = again
+    return server, authority
+
+
+def ssh_gets_in(site: Site, config: Path) -> bool:
+    done = subprocess.run(
+        ["ssh", "-F", config, "-o", "BatchMode=yes", "board", "echo there"],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    return done.stdout == "there\n"
+
+
+@pytest.mark.parametrize("name", CERTIFICATES)
+def test_host_certificates(site: Site, tmp_path: Path, name: str) -> None:
+    """`@cert-authority` in known_hosts: good for ssh is good for us, and nothing else is."""
+    kind, words, flaw = CERTIFICATES[name]
+    server, authority = certified(tmp_path, kind, words)
+    site = replace(site, sshd=server)
+    try:
+        site.known.write_text(f"@cert-authority * {public(authority)}\n")
+        text = f"IdentityFile {server.key}"
+        if not flaw:
+            site.hold_reached(text)
+            return
+        config = site.configure(text)
+        assert not ssh_gets_in(site, config)
+        with pytest.raises(UnknownHostKeyError, match=f"its certificate does not count: .*{flaw}"):
+            SshDevice(Address(host="board"), options=SshOptions(config_file=config))
+        # It is a plain key all the same, which may be known.
+        with site.known.open("a") as file:
+            file.write(server.known_hosts_line + "\n")
+        site.hold_reached(text)
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    "host_key_kind",
+    [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ("rsa", "ecdsa")), "ed25519"],
+)
+def test_which_authority_is_whose(site: Site, tmp_path: Path, host_key_kind: str) -> None:
+    server, authority = certified(
+        tmp_path, "ed25519", ["-h", "-n", "board,127.0.0.1"], host_key_kind
+    )
+    site = replace(site, sshd=server)
+    other, key = public(make_key(tmp_path / "other")), f"IdentityFile {server.key}"
+    trusted, port = public(authority), server.port
+    try:
+        for line in (
+            f"@cert-authority 127.0.0.1 {trusted}",
+            f"@cert-authority [127.0.0.1]:{port} {trusted}",
+            # What it had before is no matter.
+            f"[127.0.0.1]:{port} {other}\n@cert-authority * {trusted}",
+            f"@cert-authority * {other}\n{server.known_hosts_line}",
+        ):
+            site.known.write_text(f"{line}\n")
+            site.hold_reached(key)
+        site.known.write_text(f"@cert-authority board {trusted}\n")
+        site.hold_reached(f"{key}\nHostKeyAlias board")
+        (tmp_path / "keys").write_text(f"@cert-authority * {trusted}\n")
+        site.known.write_text("")
+        site.hold_reached(f"{key}\nKnownHostsCommand /bin/cat {tmp_path}/keys")
+        config = site.configure(key)
+        for lines, refusal in (
+            (f"@cert-authority elsewhere {trusted}", UnknownHostKeyError),
+            (f"@cert-authority * {other}", UnknownHostKeyError),
+            (f"* {trusted}", ChangedHostKeyError),
+            (f"@cert-authority * {trusted}\n@revoked * {trusted}", ChangedHostKeyError),
+            (
+                f"@cert-authority * {trusted}\n@revoked * {public(server.host_key)}",
+                ChangedHostKeyError,
+            ),
+        ):
+            site.known.write_text(f"{lines}\n")
+            assert not ssh_gets_in(site, config)
+            with pytest.raises(refusal):
+                SshDevice(Address(host="board"), options=SshOptions(config_file=config))
+    finally:
+        server.stop()
+
+
 class Open(paramiko.ServerInterface):
     """Lets everybody in who asks for nothing but that, as boards with an empty password do."""
 
