@@ -53,16 +53,19 @@ class SshDevice:
         self._address, self._options = address, options
         self._has_sftp = True
         self._home: str | None = None
+        self._host_key = ""
         self._connect()
 
     def _connect(self) -> None:
         self._sftp: paramiko.SFTPClient | None = None
         self._connection = Route(self._options).connection(self._address)
+        self._connection.expected = self._host_key
         try:
             self._connection.open()
         except BaseException:
             self.close()
             raise
+        self._host_key = self._connection.host_key
 
     @property
     def host_key(self) -> str:

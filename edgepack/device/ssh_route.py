@@ -24,6 +24,7 @@ from edgepack.base.errors import ConfigError, ConnectError, RefusedError, UsageE
 from edgepack.device import host_certificate, known_hosts
 from edgepack.device.errors import (
     ChangedHostKeyError,
+    OtherDeviceError,
     UnknownHostKeyError,
     UnreachableError,
 )
@@ -127,6 +128,8 @@ class Link:
         self._host_keys = HostKeys(config, options, where=self.where, name=name)
         self.host_key = ""
         """Its kind and fingerprint, once it has been found good."""
+        self.expected = ""
+        """The host key that this host had before, if it has to have it again."""
         self._proxy: ProxyCommand | None = None
         self._transport: _Transport | None = None
 
@@ -204,7 +207,16 @@ class Link:
             self._proxy.begun()
         key = transport.get_remote_server_key()
         self._host_keys.check(key)
-        self.host_key = f"{key.get_name()} {known_hosts.fingerprint(key.asbytes())}"
+        host_key = f"{key.get_name()} {known_hosts.fingerprint(key.asbytes())}"
+        # Whatever known_hosts says, or does not remember: it may be /dev/null.
+        if self.expected and host_key != self.expected:
+            raise OtherDeviceError(
+                f"another device answers at {self.where}: its host key is {host_key}, and was "
+                f"{self.expected} a moment ago",
+                hint="somebody may be listening in, or the address went to another device; "
+                "nothing was sent there",
+            )
+        self.host_key = host_key
         self._login().authenticate(transport)
 
     def _login(self) -> KeyLogin:

@@ -164,7 +164,8 @@ class Deploy(_OnDevice):
             try:
                 report = deploy_bundle(bundle, remote, root, options=options)
             except OtherDeviceError as error:
-                raise _another(device, error.message) from None
+                _, its, what = error.message.rpartition(": its ")
+                raise _another(device, f"its {what}" if its else error.message) from None
             details: dict[str, Any] = {"sent_bytes": report.sent_bytes, "before": report.before}
             identity = Identity(host_key_of(remote), report.facts.machine_id)
             details |= {name: text for name, text in identity._asdict().items() if text}

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edgepack.bundle.bundle import Bundle
@@ -18,6 +19,7 @@ from edgepack.fleet.inventory import FleetDevice
 from edgepack.fleet.journal import Identity, Journal
 from tests.fake_app import fake_bundle
 from tests.integration import sshd_server
+from tests.integration.cutting_proxy import CuttingProxy
 from tests.integration.sshd_server import Sshd, make_key
 
 MACHINE_ID = Path("/etc/machine-id")
@@ -119,6 +121,57 @@ def test_an_image_that_was_copied(
     assert (row["code"], row["outcome"]) == (6, "untrusted")
     assert f"its machine-id is {now}, and was {'0' * 32}" in row["error"]
     assert release(tmp_path) == one.manifest.release
+
+
+class TakenOver(CuttingProxy):
+    """A bad link to one device, at whose address another one is from the second connection on."""
+
+    def __init__(self, device: int, other: int, cut_after: int) -> None:
+        self._device, self._other = device, other
+        super().__init__(device, cut_after=cut_after)
+
+    @property
+    def target(self) -> int:
+        return self._device if self.connections <= 1 else self._other
+
+    @target.setter
+    def target(self, _: int) -> None:
+        pass
+
+
+def test_another_device_in_the_middle_of_a_rollout(
+    server: Sshd,
+    bundles: list[Bundle],
+    tmp_path: Path,
+    deploy: Callable[..., dict],  # type: ignore[type-arg]
+) -> None:
+    """The first one, of which no journal knows; and nothing remembers its host key but we."""
+    other = sshd_server.start(tmp_path / "other")
+    (other.folder / "authorized").write_text((server.folder / "authorized").read_text())
+    weights = np.random.default_rng(4).bytes(1_000_000)
+    bundle = fake_bundle(tmp_path / "large", weights=weights)
+    port = server.port
+    try:
+        with TakenOver(server.port, other.port, cut_after=900_000) as proxy:
+            fleet = tmp_path / "fleet.toml"
+            fleet.write_text(fleet.read_text().replace(f"= {server.port}", f"= {proxy.port}"))
+            row = deploy(bundle)
+            assert (proxy.cuts, proxy.connections) == (1, 2)
+    finally:
+        other.stop()
+    assert (row["code"], row["outcome"]) == (6, "untrusted"), row
+    assert row["error"].count("another device answers") == 1
+    assert ", and was ssh-ed25519 SHA256:" in row["error"]
+    # It has not even seen a login.
+    said = (other.folder / "log").read_text()
+    assert "Connection from" in said
+    assert "Accepted" not in said
+    assert not (tmp_path / "root" / "current").is_symlink()
+    # What had arrived where it was meant to go is there still.
+    fleet.write_text(fleet.read_text().replace(f"= {proxy.port}", f"= {port}"))
+    row = deploy(bundle)
+    assert row["outcome"] == "deployed"
+    assert row["sent_bytes"] < bundle.manifest.total_bytes
 
 
 def line(address: str, *, ok: bool = True, **details: object) -> dict[str, object]:
