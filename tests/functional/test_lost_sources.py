@@ -1,6 +1,6 @@
 """Live sources that are lost, in each way a folder or a pipe can be: said, counted, found again.
 
-Cameras are lost in test_camera_service.py, where the kernel has one.
+Cameras are lost in test_camera.py, where the kernel has one.
 """
 
 from __future__ import annotations

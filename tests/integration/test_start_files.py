@@ -45,6 +45,10 @@ FILES: dict[str, tuple[str, dict[str, str]]] = {
             "missing": "source /nonexistent\necho hello\ncd /tmp\n",
         },
     ),
+    "tcsh": (
+        ".tcshrc",
+        {"elsewhere": ELSEWHERE, "errors": "cd /tmp\nset x = $undefined_variable\n"},
+    ),
     "fish": (
         ".config/fish/config.fish",
         {
@@ -68,7 +72,7 @@ CASES = [
 
 def program(shell: str) -> tuple[str, str]:
     """The shell, and what its environment needs."""
-    if shell in ("bash", "csh"):
+    if shell in ("bash", "csh", "tcsh"):
         found = shutil.which(shell)
         if found is None:
             pytest.skip(f"there is no {shell}")
@@ -140,10 +144,19 @@ def test_commands_begin_at_home(
     assert (home / "x").read_bytes() == b"12345"
 
 
+@pytest.mark.parametrize(
+    ("shell", "name"),
+    [
+        ("bash", "elsewhere"),
+        ("csh", "errors"),
+        pytest.param("fish", "errors", marks=pytest.mark.slow),
+        pytest.param("fish", "syntax", marks=pytest.mark.slow),
+    ],
+)
 def test_a_deploy_goes_where_it_says(
-    login: Callable[[str, str], SshDevice], home: Path, tmp_path: Path
+    shell: str, name: str, login: Callable[[str, str], SshDevice], home: Path, tmp_path: Path
 ) -> None:
-    device = login("bash", ELSEWHERE)
+    device = login(shell, FILES[shell][1][name])
     bundle = fake_bundle(tmp_path / "bundle", weights=b"weights")
     report = deploy_bundle(bundle, device, "~//edgepack/m")
     assert report.facts.folder == str(home)
