@@ -18,7 +18,7 @@ from edgepack.deploy.remote_tool import RefusedBundleError
 from tests.bundles import FakeTool
 from tests.device_tool import host_tool
 from tests.fake_app import fake_bundle
-from tests.faults.preload import environment
+from tests.faults.preload import Counts, environment
 from tests.faults.rig import Rig, sign
 from tests.ssh_keys import make_key, public
 
@@ -167,3 +167,44 @@ def test_looking_notes_nothing(board: Board) -> None:
     assert board.call("status", at=FAR + DAY) == "ok"
     assert board.call("verify", at=FAR + DAY) == "ok"
     assert board.seen() == FAR
+
+
+IN_1970 = 7200
+
+
+@pytest.mark.parametrize(("call", "at"), [("clock", n) for n in (1, 2, 3, 5)] + [
+    ("fsync", n) for n in (1, 4, 10)] + [("renameat", n) for n in (1, 4, 10)]
+)  # fmt: skip
+def test_56_years_in_the_middle_of_the_first_deploy(
+    call: str, at: int, kit: Kit, tmp_path: Path
+) -> None:
+    """It begins in 1970, and then the clock is set. On a board test_quota_and_clock.py does so."""
+    counts = Counts(tmp_path / "counts")
+    fake = environment(clock=IN_1970, calls=counts.path, inject=f"{call} {at} clock{NOW - IN_1970}")
+    rig = Rig(root=tmp_path / "root", tool=host_tool(faults=True), environment=fake)
+    assert rig.deploy(kit.first).outcome == "deployed"
+    assert counts.read()[0] == 1, "it was over before"
+    assert rig.current() == kit.first.manifest.release
+    later = replace(rig, environment={})
+    state = json.loads(later.call("status").stdout)
+    assert (state["problems"], state["pending"]) == ([], None)
+    assert later.deploy(kit.first).outcome == "unchanged"
+    assert abs(int((rig.root / "trust/clock").stat().st_mtime) - NOW) < DAY
+    assert later.deploy(kit.second).outcome == "deployed"
+
+
+def test_a_key_that_is_not_valid_yet(kit: Kit, tmp_path: Path) -> None:
+    """As a board without a battery sees it: the hint is the clock; once that is set, it counts."""
+    signers = tmp_path / "signers"
+    later = 'valid-after="20240101Z",namespaces'
+    signers.write_text(kit.forever.read_text().replace("namespaces", later))
+    rig = Rig(root=tmp_path / "root", tool=host_tool(faults=True))
+    words = ("install", str(kit.first.path), "--signers", str(signers))
+    early = replace(rig, environment=environment(clock=IN_1970)).call(*words)
+    error = json.loads(early.stdout)["error"]
+    assert error["kind"] == "expired-key"
+    assert "is valid only after 2024-01-01 00:00:00 UTC; here it is 1970-01-01" in error["message"]
+    assert error["hint"] == "is the device's clock right?"
+    assert rig.current() is None
+    assert rig.call(*words).returncode == 0
+    assert rig.current() == kit.first.manifest.release
