@@ -132,10 +132,7 @@ def timed_out(device: str, command: str, timeout_s: float | None) -> RemoteTimeo
 def disk_full(device: str, detail: str) -> DiskFullError:
     """The error for ENOSPC and EDQUOT; `detail` is what the device said, `df -i` of it as well."""
     if _NO_QUOTA in detail:
-        return DiskFullError(
-            f"the disk quota of this login on {device} is used up\n{detail}".rstrip(),
-            hint="free some of it there (quota -s), or deploy elsewhere with --root",
-        )
+        return no_quota(device, detail)
     full = DiskFullError(
         f"no space left on {device}\n{detail}".rstrip(),
         hint="free some space there (df -h), or deploy to another file system with --root",
@@ -143,8 +140,18 @@ def disk_full(device: str, detail: str) -> DiskFullError:
     return inodes_left(device, full, detail)
 
 
+def no_quota(device: str, detail: str) -> DiskFullError:
+    """The error for EDQUOT alone: what the whole disk has left is beside the point."""
+    return DiskFullError(
+        f"the disk quota of this login on {device} is used up\n{detail}".rstrip(),
+        hint="free some of it there (quota -s), or deploy elsewhere with --root",
+    )
+
+
 def inodes_left(device: str, error: DiskFullError, df: str) -> DiskFullError:
-    """`error`, or one that says that inodes are used up, if `df -i` says so."""
+    """`error`, or one that says that a quota is used up, or inodes, if `df -i` says so."""
+    if _NO_QUOTA in error.message:
+        return error if "quota -s" in str(error.hint) else no_quota(device, f"  {error.message}")
     if not _NO_INODES.search(df):
         return error
     return DiskFullError(

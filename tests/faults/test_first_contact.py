@@ -7,6 +7,7 @@ goes on where it stopped. Two operators at once both succeed, or one is told to 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -24,7 +25,8 @@ from edgepack.bundle.bundle import Bundle, open_bundle
 from edgepack.bundle.manifest import DEVICE_TOOL
 from edgepack.deploy.deploy import DeployOptions, Report, deploy_bundle
 from edgepack.deploy.remote_tool import CorruptTransferError, Layout, put_tool
-from edgepack.device import Address, DiskFullError, LocalDevice, SshOptions
+from edgepack.device import Address, DiskFullError, LocalDevice, RemoteResult, SshOptions
+from edgepack.device.errors import command_error, inodes_left
 from edgepack.device.patience import Pace
 from edgepack.device.ssh import SshDevice
 from tests.fake_app import fake_bundle
@@ -306,12 +308,17 @@ def test_folders_that_cannot_be_used(
 
 
 def test_a_quota_that_is_used_up() -> None:
-    """Such a file system cannot be had here: the words are those of EDQUOT."""
-    from edgepack.device.base import RemoteResult
-    from edgepack.device.errors import command_error
-
-    said = f"cat: write error: {os.strerror(122)}\n"
-    error = command_error("pi", RemoteResult(command="x", returncode=1, stdout="", stderr=said))
-    assert isinstance(error, DiskFullError)
-    assert "quota of this login on pi is used up" in error.message
-    assert "quota -s" in str(error.hint)
+    """In the words of EDQUOT, by the shell and by the device tool; test_quota_and_clock.py has a
+    real one, which this machine's kernel may lack."""
+    reason = os.strerror(errno.EDQUOT)
+    said = RemoteResult(
+        command="x", returncode=1, stdout="", stderr=f"cat: write error: {reason}\n"
+    )
+    by_shell = command_error("pi", said)
+    assert isinstance(by_shell, DiskFullError)
+    by_tool = DiskFullError(f"cannot write to /x/store/y: {reason}", hint="make room there (df -h)")
+    for error in (inodes_left("pi", by_shell, ""), inodes_left("pi", by_tool, "")):
+        assert error.message.startswith("the disk quota of this login on pi is used up\n")
+        assert reason in error.message
+        assert "quota -s" in str(error.hint)
+        assert "df " not in str(error.hint)
