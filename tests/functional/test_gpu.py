@@ -195,6 +195,29 @@ def test_transposed_convolutions(opencl: Gpu, tmp_path: Path) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5, err_msg=kind)
 
 
+def test_a_transformer_is_the_gpus_alone(opencl: Gpu, tmp_path: Path) -> None:
+    """Scaled scores, a token taken at a known place, normalised rows: no copy in between."""
+    b = Builder(seed=2)
+    parts = b.op(
+        "Transpose", b.op("Reshape", "x", b.const([9, 3, 2, 8], "int64")), perm=[1, 2, 0, 3]
+    )
+    query, key, value = (b.op("Gather", parts, b.const(i, "int64"), axis=0) for i in (0, 1, -1))
+    scores = b.op("MatMul", query, b.op("Transpose", key, perm=[0, 2, 1]))
+    scores = b.op("Add", b.op("Mul", scores, b.const(0.125, "float32")), b.weight(9, 9))
+    made = b.op("MatMul", b.op("Softmax", scores, axis=-1), value)
+    rows = b.op("Reshape", b.op("Transpose", made, perm=[1, 0, 2]), b.const([9, 16], "int64"))
+    b.op("LayerNormalization", rows, b.weight(16), b.weight(16), axis=-1, outputs=["y"])
+    path = b.save(tmp_path / "model.onnx", {"x": [9, 48]}, {"y": [9, 16]})
+    bundle = _bundle(path, opencl, tmp_path / "bundle")
+    plan = json.loads((bundle / "model/graph.json").read_text())
+    assert {launch["call"] for launch in plan["gpu"]["launches"]} == set(range(len(plan["calls"])))
+    assert [copy["to"] for copy in plan["gpu"]["copies"]] == ["gpu", "cpu"]
+    x = np.random.default_rng(1).normal(size=(9, 48)).astype("float32")
+    (due,) = _reference(path, {"x": x})
+    (got,) = _run(bundle, [x], 1)
+    np.testing.assert_allclose(got, due, rtol=1e-4, atol=1e-5)
+
+
 def test_a_part_of_a_convolution_is_its_own_pixels(opencl: Gpu, tmp_path: Path) -> None:
     """What is cut off at the end is less to make, and moves nothing."""
     b = Builder()

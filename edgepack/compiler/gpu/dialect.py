@@ -48,6 +48,15 @@ typedef unsigned long long uint64_t;
 #define CUDART_INF __longlong_as_double(0x7ff0000000000000LL)
 #define CUDART_NAN __longlong_as_double(0xfff8000000000000LL)
 #define OVERLOADED
+// A number of which the compiler does not know how it was made: no part of another operation.
+FUNCTION float fence(float x) {
+  asm("" : "+f"(x));
+  return x;
+}
+FUNCTION double fence(double x) {
+  asm("" : "+d"(x));
+  return x;
+}
 """
 
 _OPENCL = """\
@@ -75,6 +84,17 @@ _OPENCL = """\
 #define ABS(x) fabs((float)(x))
 #define INFINITE INFINITY
 #define OVERLOADED __attribute__((overloadable))
+// A product of its own: only within one expression it could be part of a sum.
+FUNCTION float OVERLOADED fence(float x) {
+  const float known = x;
+  return known;
+}
+#ifdef cl_khr_fp64
+FUNCTION double OVERLOADED fence(double x) {
+  const double known = x;
+  return known;
+}
+#endif
 """
 
 # NaN is the result wherever an operand is one, as in ONNX.

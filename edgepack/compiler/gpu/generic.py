@@ -17,6 +17,7 @@ from tvm.s_tir import dlight
 
 from edgepack.compiler.backend import inside
 from edgepack.compiler.gpu.kernel import DeviceKernel, Extents, Launch
+from edgepack.compiler.tiles import tir
 
 log = logging.getLogger(__name__)
 
@@ -78,10 +79,21 @@ def make_kernel(
         return None
     try:
         with target, tvm.transform.PassContext(opt_level=3):
-            return _make(name, function.with_attr("global_symbol", name), target)
+            named = function.with_body(_with_fences(function.body))
+            return _make(name, named.with_attr("global_symbol", name), target)
     except Exception as error:  # TVM's errors share no base
         log.debug("%s stays on the CPU: %s", name, error, exc_info=True)
         return None
+
+
+def _with_fences(body: tirx.Stmt) -> tirx.Stmt:
+    """What LLVM is told by an intrinsic, told to the other compilers: see `dialect`."""
+
+    def told(call: tvm.ir.Call) -> tirx.Expr:
+        value = tir.in_fence(call)
+        return call if value is None else tirx.call_pure_extern(str(call.ty.dtype), "fence", value)
+
+    return tvm_ffi.structural_map(body, (tvm.ir.Call, told))
 
 
 def _make(name: str, function: tirx.PrimFunc, target: tvm.target.Target) -> DeviceKernel | None:

@@ -83,7 +83,8 @@ class _GpuEmitter:
                     made = self._kernel(layer)
                     if made is None:
                         for var, value in layer.bindings:
-                            self.values[var] = self.builder.emit(self._substitute(value))
+                            written = _of_one_place(self._substitute(value))
+                            self.values[var] = self.builder.emit(written)
                 result = self.builder.emit_output(self._substitute(self.main.body.body))
             self.builder.emit_func_output(result)
         return self.builder.get()["main"]
@@ -168,6 +169,25 @@ class _GpuEmitter:
 
 
 _MATMUL = tvm.ir.Op.get("relax.matmul")
+_TAKE = tvm.ir.Op.get("relax.take")
+
+
+def _of_one_place(value: relax.Expr) -> relax.Expr:
+    """An expression in which what is taken from one known place is a slice: of places that come at
+    run time no kernel of a GPU is made, and TVM is not told that these are known."""
+    if not isinstance(value, relax.Call) or value.op != _TAKE:
+        return value
+    image, places = value.args[0], constant_of(value.args[1])
+    if places is None or places.ndim or value.attrs.axis is None:
+        return value
+    shape, axis = list(shape_of(image)), int(value.attrs.axis)
+    place = int(places)
+    if not -shape[axis] <= place < shape[axis]:
+        return value
+    place %= shape[axis]
+    taken = relax.op.strided_slice(image, [axis], [place], [place + 1])
+    del shape[axis]
+    return relax.op.reshape(taken, shape)
 
 
 @dataclass(frozen=True, kw_only=True)
