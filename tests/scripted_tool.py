@@ -100,7 +100,8 @@ class ScriptedDevice:
     ) -> RemoteResult:
         self.commands.append(command)
         # The existence of a file, and a temporary folder.
-        text = "" if command.startswith("[ -e") else self.answer(command)
+        is_folder = command.startswith("[ -e") and "--json" not in command
+        text = "" if is_folder else self.answer(command)
         return RemoteResult(command=command, returncode=self.returncode, stdout=text, stderr="")
 
     def open(self, command: str) -> ScriptedStream:

@@ -145,7 +145,9 @@ def test_a_device_with_a_folder_of_its_own(tool: FakeTool) -> None:
     AskStatus(connect=tool.connect, root="edgepack/m")(
         FleetDevice(name="a", address="a", board="rasp3b", root="/srv/m")
     )
-    assert tool.calls == ["/srv/m/bin/edgepack-device --root /srv/m --json status"]
+    (call,) = tool.calls
+    assert call.startswith("[ -e /srv/m ] || ")
+    assert call.endswith('exec "$r/bin/edgepack-device" --root /srv/m --json status')
 
 
 def test_a_connection_that_fails_needs_no_closing() -> None:
