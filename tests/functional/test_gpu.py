@@ -9,6 +9,7 @@ import json
 import locale
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from edgepack.boards import get_board
 from edgepack.cli import main
 from edgepack.compiler import compile_model
 from edgepack.compiler.gpu.nvrtc import Nvrtc, NvrtcError, find_nvrtc
+from edgepack.compiler.precision import FULL, Precision
 from edgepack.gpus import Gpu, find_local
 from edgepack.model import ModelSpec
 from edgepack.native.app import build_runtime
@@ -87,11 +89,16 @@ def _reference(path: Path, inputs: dict[str, Array]) -> list[Array]:
     return outputs
 
 
-def _bundle(path: Path, gpu: Gpu, out: Path) -> Path:
+def _bundle(path: Path, gpu: Gpu, out: Path, precision: Precision = FULL) -> Path:
     """A folder that the app takes for a bundle."""
     board = get_board("local")
     compiled = compile_model(
-        ModelSpec(path=path), board, select(board).toolchain, out / "model", gpu=gpu
+        ModelSpec(path=path),
+        board,
+        select(board).toolchain,
+        out / "model",
+        gpu=gpu,
+        precision=precision,
     )
     assert compiled.device_code is not None
     (out / "manifest.json").write_text("{}")
@@ -218,6 +225,46 @@ def test_a_transformer_is_the_gpus_alone(opencl: Gpu, tmp_path: Path) -> None:
     np.testing.assert_allclose(got, due, rtol=1e-4, atol=1e-5)
 
 
+def _halves() -> onnx.ModelProto:
+    """Layers whose tensors are halves, what moves those, what computes with float32, and a layer
+    of which halves cannot hold the results."""
+    b = Builder(seed=7)
+    x = b.op("Relu", b.conv("x", 3, 24, strides=[2, 2]))
+    y = b.op("Concat", x, b.conv(x, 24, 8, kernel=1), axis=1)
+    y = b.op("ConvTranspose", y, b.weight(32, 16, 2, 2), b.weight(16), strides=[2, 2])
+    y = b.op("Add", b.conv(y, 16, 16, group=16), y)
+    y = b.op("MaxPool", y, kernel_shape=[2, 2], strides=[2, 2])
+    large = b.op("Mul", b.conv(y, 16, 16), b.const(1e6, "float32"))
+    y = b.op("Add", b.op("Mul", large, b.const(1e-6, "float32")), y)
+    rows = b.op("Transpose", b.op("Reshape", y, b.const([16, 81], "int64")), perm=[1, 0])
+    rows = b.op("MatMul", rows, b.weight(16, 12))
+    b.op("Softmax", b.op("MatMul", b.op("Transpose", rows, perm=[1, 0]), rows), outputs=["z"])
+    mean = b.op("Flatten", b.op("GlobalAveragePool", y))
+    b.op("Gemm", mean, b.weight(16, 10), b.weight(10), outputs=["y"])
+    return b.model({"x": [1, 3, 18, 18]}, {"y": [1, 10], "z": [12, 12]})
+
+
+def test_half_precision_stores_halves_and_computes_in_float32(opencl: Gpu, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(_halves(), path)
+    x = np.random.default_rng(1).normal(size=(1, 3, 18, 18)).astype("float32")
+    due = _reference(path, {"x": x})
+    full = _bundle(path, opencl, tmp_path / "full")
+    half = _bundle(path, opencl, tmp_path / "half", Precision(name="float16", samples=((x,),)))
+    got = _run(half, [x], 2)
+    assert [array.tobytes() for array in _run(half, [x], 2)] == [a.tobytes() for a in got]
+    plan = json.loads((half / "model/graph.json").read_text())
+    stored = [tensor["dtype"] for tensor in plan["tensors"] if tensor["storage"] == "arena"]
+    assert stored.count("uint16") >= 6
+    assert [plan["tensors"][index]["dtype"] for index in plan["outputs"]] == ["float32"] * 2
+    sizes = [(folder / "model/params.bin").stat().st_size for folder in (half, full)]
+    assert sizes[0] < 0.7 * sizes[1]
+    for one, other, exact in zip(got, due, _run(full, [x], 2), strict=True):
+        error = np.abs(one - other).max() / np.abs(other).max()
+        # A half has 11 bits, a float32 24: this is what rounding between a dozen layers makes.
+        assert np.abs(exact - other).max() / np.abs(other).max() < 1e-5 < error < 5e-3
+
+
 def test_a_part_of_a_convolution_is_its_own_pixels(opencl: Gpu, tmp_path: Path) -> None:
     """What is cut off at the end is less to make, and moves nothing."""
     b = Builder()
@@ -244,8 +291,6 @@ def test_what_no_gpu_computes_is_refused_by_name(
     words = ["compile", str(model), "-o", str(tmp_path / "out"), "--compute", "gpu"]
     assert main([*words, "--board", "rasp3b"]) == 2
     assert "the profile of rasp3b has no GPU" in capsys.readouterr().err
-    assert main([*words, "--board", "local", "--precision", "float16"]) == 3
-    assert "float32, not in float16" in capsys.readouterr().err
     assert main([*words, "--board", "rk3399", "--static"]) == 2
     assert "cannot open the driver of a GPU" in capsys.readouterr().err
 
@@ -267,23 +312,36 @@ def test_a_damaged_text_of_kernels_is_refused(model: Path, opencl: Gpu, tmp_path
 _NVRTC = pytest.mark.skipif(platform.machine() != "x86_64", reason="there is no NVRTC for it")
 
 
+def _cuda_text(path: Path, precision: Precision) -> str:
+    """The kernels of a model as CUDA C."""
+    from edgepack.compiler.frontend.load import load_model
+    from edgepack.compiler.gpu import planning
+    from edgepack.compiler.gpu.dialect import whole_text
+
+    loaded = load_model(ModelSpec(path=path))
+    planned = planning.plan_model(loaded, get_board("local"), CUDA, precision)
+    return whole_text("cuda", [kernel.text for kernel in planned.on_gpu.values()])
+
+
 @_NVRTC
 @pytest.mark.parametrize("arch", ["sm_72", "sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90"])
 def test_nvrtc_compiles_the_same_kernels(arch: str, model: Path, tmp_path: Path) -> None:
     """For every architecture of the profiles, and newer ones, without a GPU."""
-    from edgepack.compiler.frontend.load import load_model
-    from edgepack.compiler.gpu import planning
-    from edgepack.compiler.gpu.dialect import whole_text
-    from edgepack.compiler.precision import FULL
-
-    loaded = load_model(ModelSpec(path=model))
-    planned = planning.plan_model(loaded, get_board("local"), CUDA, FULL)
-    kernels = planned.on_gpu.values()
-    code = Nvrtc(find_nvrtc("12.2")).compile(whole_text("cuda", [k.text for k in kernels]), arch)
+    text = _cuda_text(model, FULL)
+    code = Nvrtc(find_nvrtc("12.2")).compile(text, arch)
     assert code.startswith(b"\x7fELF")
-    for kernel in kernels:
-        for launch in kernel.launches:
-            assert launch.function.encode() in code
+    for function in set(re.findall(r"\bk[0-9a-f]{12}_\w+", text)):
+        assert function.encode() in code
+
+
+@_NVRTC
+@pytest.mark.parametrize("arch", ["sm_72", "sm_87", "sm_90"])
+def test_nvrtc_compiles_halves(arch: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(_halves(), path)
+    text = _cuda_text(path, Precision(name="float16"))
+    assert "LOAD_HALF(x" in text
+    assert Nvrtc(find_nvrtc("12.2")).compile(text, arch).startswith(b"\x7fELF")
 
 
 @_NVRTC

@@ -12,13 +12,13 @@ each makes every s-th pixel in both directions of what the window's every s-th r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from edgepack.compiler.gpu.epilogue import statements
-from edgepack.compiler.gpu.image import PlainImage
+from edgepack.compiler.gpu.image import PlainImage, element, is_half, load, parameters, store
 from edgepack.compiler.gpu.kernel import DeviceKernel, Launch, groups
 from edgepack.compiler.layers.layer import Convolution, TransposedConvolution
 from edgepack.compiler.tiles.expression import Expression
@@ -73,7 +73,8 @@ TILES = (
 class ProductSite:
     """A layer of weights, its tensors and its GPU; operands are full images or a value a channel.
 
-    `gate` is multiplied into the image: (N, C, 1, 1).
+    A gated operator has a second input, float32 (N, C, 1, 1), that is multiplied into the image.
+    With `half_weights` weights are stored as halves, and computed with as float32.
     """
 
     operator: Convolution
@@ -83,6 +84,7 @@ class ProductSite:
     constants: tuple[np.ndarray, ...]
     operands: tuple[PlainImage, ...]
     gpu: Gpu
+    half_weights: bool = False
 
 
 def takes(operator: Convolution) -> bool:
@@ -206,7 +208,7 @@ def _epilogue(
     def operand(index: int, each_channel: bool) -> str:
         image = site.operands[index]
         place = image.index(batch, channel, "0" if each_channel else pixel)
-        return f"o{index}[{place}]"
+        return load(f"o{index}", place, half=image.half)
 
     return constant, operand
 
@@ -223,6 +225,7 @@ class _TiledProduct:
         self.columns = site.output.batch * self.height * self.width
         self.flat = _is_flat(self.operator)
         self.depths = _depths(self.operator)
+        self.dtypes: dict[str, str] = {}
 
     # ------------------------------------------------ constants
 
@@ -237,7 +240,7 @@ class _TiledProduct:
         for phase, weight in enumerate(self._phase_weights()):
             ordered = self._ordered(weight)
             made[phase, :, : ordered.shape[2], : self.outs] = ordered.swapaxes(1, 2)
-        return made.reshape(-1, *self._packed_shape)
+        return _weights(self.site, made.reshape(-1, *self._packed_shape))
 
     @property
     def _packed_shape(self) -> tuple[int, int]:
@@ -282,16 +285,11 @@ class _TiledProduct:
         operands = [f"o{index}" for index in range(len(site.operands))]
         own = [f"c{index}" for index in range(len(site.constants))]
         names = [*inputs, *operands, "w", "bias", *own, "y"]
-        shapes: list[tuple[int, ...]] = [
-            (site.image.size,),
-            *([(site.image.batch * site.image.channels,)] if self.operator.gated else []),
-            *((image.size,) for image in site.operands),
-            *(tuple(values.shape) for values in constants),
-            (site.output.size,),
-        ]
+        tensors = _tensors(site, constants)
         if self.parts > 1:
             names.append("part")
-            shapes.append((self.parts * site.output.size,))
+            tensors.append(("float32", (self.parts * site.output.size,)))
+        self.dtypes = {name: dtype for name, (dtype, _) in zip(names, tensors, strict=True)}
         read = [*inputs, "w", *([] if self.parts > 1 else ["bias", *operands, *own])]
         grid = (
             groups(self.columns, tile.columns),
@@ -318,7 +316,7 @@ class _TiledProduct:
                     args=tuple(map(names.index, [*added, "y"])),
                 )
             )
-        made = DeviceKernel.from_text(text, launches, [("float32", shape) for shape in shapes])
+        made = DeviceKernel.from_text(text, launches, tensors)
         shown = f"{tile.outs}x{tile.columns}" + (f", {self.parts} parts" if self.parts > 1 else "")
         return made, constants, shown
 
@@ -328,13 +326,14 @@ class _TiledProduct:
         across = tile.columns // own_columns
         weights4 = _DEPTH * tile.outs // 4
         loads = _DEPTH * tile.columns // tile.threads
-        arguments = ", ".join(f"const GLOBAL float* RESTRICT {name}" for name in read)
+        arguments = parameters(read, [self.dtypes[name] for name in read])
+        result = "float" if self.parts > 1 else element(self.dtypes["y"])
         member = f"GROUP_Z / {self.parts}" if self.parts > 1 else "GROUP_Z"
         part = f"GROUP_Z % {self.parts}" if self.parts > 1 else "0"
         count = self.operator.groups
         group = f"member % {count}" if self.transposed else "member"
         return f"""
-KERNEL({tile.threads}) @product({arguments}, GLOBAL float* RESTRICT y) {{
+KERNEL({tile.threads}) @product({arguments}, GLOBAL {result}* RESTRICT y) {{
   SHARED float4 ws[2][{_DEPTH}][{tile.outs // 4}];
   SHARED float4 xs[2][{_DEPTH}][{tile.columns // 4}];
   const int t = THREAD, member = {member}, part = {part}, g = {group};
@@ -345,8 +344,8 @@ KERNEL({tile.threads}) @product({arguments}, GLOBAL float* RESTRICT y) {{
 {self._place()}
 {self._range()}
   float sum[{own_outs}][{own_columns}];
-  float4 w4[{groups(weights4, tile.threads)}];
-  float x1[{loads}];
+  {"HALF4_LOADED" if self._half_weights else "float4"} w4[{groups(weights4, tile.threads)}];
+  {"HALF_LOADED" if self._waits else "float"} x1[{loads}];
 #pragma unroll
   for (int i = 0; i < {own_outs}; ++i)
 #pragma unroll
@@ -438,6 +437,15 @@ KERNEL({tile.threads}) @product({arguments}, GLOBAL float* RESTRICT y) {{
         return "\n".join("  " + line for line in lines)
 
     @property
+    def _half_weights(self) -> bool:
+        return is_half(self.dtypes["w"])
+
+    @property
+    def _waits(self) -> bool:
+        """Whether pixels are halves that become float32 only when they are needed."""
+        return self.site.image.half and not self.operator.gated
+
+    @property
     def _even(self) -> bool:
         """Whether all phases have as many taps."""
         operator = self.operator
@@ -447,16 +455,17 @@ KERNEL({tile.threads}) @product({arguments}, GLOBAL float* RESTRICT y) {{
         tile, image = self.tile, self.site.image
         step = tile.threads // tile.columns
         lines = [
-            f"const GLOBAL float4* from = (const GLOBAL float4*)(w + ((long)member * "
-            f"{self.depths * _DEPTH} + k * {_DEPTH}) * {self.padded} + m0);"
+            f"const GLOBAL {element(self.dtypes['w'])}* from = w + ((INT64)member * "
+            f"{self.depths * _DEPTH} + k * {_DEPTH}) * {self.padded} + m0;"
         ]
+        four = "HALF4_AT(from, {})"
+        if not self._half_weights:
+            four = "((const GLOBAL float4*)from)[{}]"
         for index in range(groups(weights4, tile.threads)):
             at = f"(t + {index * tile.threads})"
             guard = f"if ({at} < {weights4}) " if (index + 1) * tile.threads > weights4 else ""
-            lines.append(
-                f"{guard}w4[{index}] = from[{at} / {tile.outs // 4} * {self.padded // 4}"
-                f" + {at} % {tile.outs // 4}];"
-            )
+            place = f"{at} / {tile.outs // 4} * {self.padded // 4} + {at} % {tile.outs // 4}"
+            lines.append(f"{guard}w4[{index}] = {four.format(place)};")
         rows, columns = map(str, _taps(self.operator)) if self._even else ("rows", "columns")
         taps = f"({rows} * {columns})"
         dilation = self.operator.dilation
@@ -483,9 +492,9 @@ KERNEL({tile.threads}) @product({arguments}, GLOBAL float* RESTRICT y) {{
                     f"  const int h = left + tap % {columns} * {dilation[1]};",
                     f"  const int seen = inside & (c < {self.ins}) & (v >= 0)"
                     f" & (v < {image.height}) & (h >= 0) & (h < {image.width});",
-                    f"  x1[{index}] = seen ? x[(channel0 + c) * {image.pixels}"
-                    f" + v * {image.width} + h] : 0.0f; }}",
                 ]
+                place = f"(channel0 + c) * {image.pixels} + v * {image.width} + h"
+                lines.append(f"  x1[{index}] = seen ? {self._pixel(place)} : {self._none}; }}")
                 continue
             channel = f"(channel0 + c0 + {index * step})"
             place = image.index("0", channel, "here")
@@ -493,11 +502,22 @@ KERNEL({tile.threads}) @product({arguments}, GLOBAL float* RESTRICT y) {{
                 place = f"{channel} * {image.pixels} + here"
             whole = self.ins % _DEPTH == 0
             seen = "seen" if whole else f"(seen & (c0 + {index * step} < {self.ins}))"
-            value = f"x[{place}]"
-            if self.operator.gated:
-                value += f" * gate[{channel}]"
-            lines.append(f"x1[{index}] = {seen} ? {value} : 0.0f;")
+            lines.append(f"x1[{index}] = {seen} ? {self._pixel(place, channel)} : {self._none};")
         return "\n".join("      " + line for line in lines)
+
+    def _pixel(self, place: str, channel: str = "") -> str:
+        """What is kept of an image's element until it is stored for all threads."""
+        if self._waits:
+            return f"HALF_AT(x, {place})"
+        value = load("x", place, half=self.site.image.half)
+        if self.operator.gated:
+            value += " * " + load("gate", channel, half=is_half(self.dtypes["gate"]))
+        return value
+
+    @property
+    def _none(self) -> str:
+        """A zero of that kind."""
+        return "(HALF_LOADED)0" if self._waits else "0.0f"
 
     def _store(self, weights4: int, loads: int) -> str:
         tile = self.tile
@@ -506,11 +526,13 @@ KERNEL({tile.threads}) @product({arguments}, GLOBAL float* RESTRICT y) {{
         for index in range(groups(weights4, tile.threads)):
             at = f"(t + {index * tile.threads})"
             guard = f"if ({at} < {weights4}) " if (index + 1) * tile.threads > weights4 else ""
+            four = f"HALF4_VALUE(w4[{index}])" if self._half_weights else f"w4[{index}]"
             lines.append(
-                f"{guard}ws[b][{at} / {tile.outs // 4}][{at} % {tile.outs // 4}] = w4[{index}];"
+                f"{guard}ws[b][{at} / {tile.outs // 4}][{at} % {tile.outs // 4}] = {four};"
             )
+        value = "HALF_VALUE(x1[{}])" if self._waits else "x1[{}]"
         lines += [
-            f"((SHARED_POINTER float*)xs[b][row + {index * step}])[column] = x1[{index}];"
+            f"((SHARED_POINTER float*)xs[b][row + {index * step}])[column] = {value.format(index)};"
             for index in range(loads)
         ]
         return "\n".join("      " + line for line in lines)
@@ -538,14 +560,14 @@ KERNEL({tile.threads}) @product({arguments}, GLOBAL float* RESTRICT y) {{
             place = place if self.transposed else "at"
             columns = output.batch * output.pixels
             lines.append(
-                f"      y[((long)part * {channels} + channel) * {columns} + {place}] = sum[i][j];"
+                f"      y[((INT64)part * {channels} + channel) * {columns} + {place}] = sum[i][j];"
             )
         else:
             constant, operand = _epilogue(site, "image_", "channel", "pixel_")
             text, result = statements(site.expression, "e0", channel=constant, operand=operand)
             lines += [
                 f"      const float e0 = sum[i][j] + bias[channel]; {text}",
-                f"      y[{output.index('image_', 'channel', 'pixel_')}] = {result};",
+                "      " + _stored(output, result),
             ]
         return "\n".join([*lines, "    }", "  }"])
 
@@ -569,21 +591,45 @@ KERNEL({tile.threads}) @product({arguments}, GLOBAL float* RESTRICT y) {{
         """Adds up the parts, and does the epilogue."""
         site, output = self.site, self.site.output
         columns = output.batch * output.pixels
-        arguments = ", ".join(f"const GLOBAL float* RESTRICT {name}" for name in read)
+        arguments = parameters(read, [self.dtypes[name] for name in read])
         constant, operand = _epilogue(site, "image_", "channel", "pixel_")
         text, result = statements(site.expression, "e0", channel=constant, operand=operand)
         return f"""
-KERNEL(256) @sum({arguments}, GLOBAL float* RESTRICT y) {{
+KERNEL(256) @sum({arguments}, GLOBAL {element(output.dtype)}* RESTRICT y) {{
   const int i = GROUP_X * 256 + THREAD;
   if (i >= {output.size}) return;
   const int channel = i / {columns}, at = i % {columns};
   float sum = 0.0f;
-  for (int p = 0; p < {self.parts}; ++p) sum += part[(long)p * {output.size} + i];
+  for (int p = 0; p < {self.parts}; ++p) sum += part[(INT64)p * {output.size} + i];
 {_split_column(output, "at")}
   const float e0 = sum + bias[channel]; {text}
-  y[{output.index("image_", "channel", "pixel_")}] = {result};
+  {_stored(output, result)}
 }}
 """
+
+
+def _weights(site: ProductSite, values: np.ndarray) -> np.ndarray:
+    return values.astype("float16") if site.half_weights else values
+
+
+def _stored(output: PlainImage, result: str) -> str:
+    """Stores one result in its place."""
+    return store("y", output.index("image_", "channel", "pixel_"), result, half=output.half)
+
+
+def _tensors(
+    site: ProductSite, constants: Sequence[np.ndarray]
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Types and shapes of a kernel's arguments: image, gate, operands, constants, output."""
+    image = site.image
+    gate = [(image.batch * image.channels,)] if site.operator.gated else []
+    return [
+        (image.dtype, (image.size,)),
+        *(("float32", shape) for shape in gate),
+        *((item.dtype, (item.size,)) for item in site.operands),
+        *((str(values.dtype), tuple(values.shape)) for values in constants),
+        (site.output.dtype, (site.output.size,)),
+    ]
 
 
 def _split_column(output: PlainImage, at: str) -> str:
@@ -625,35 +671,30 @@ class _FewPixels:
         operator = site.operator
         outs, ins = operator.weight.shape[:2]
         bias = np.zeros(outs, "float32") if operator.bias is None else operator.bias
-        weight = np.ascontiguousarray(operator.weight.reshape(outs, ins))
+        weight = _weights(site, np.ascontiguousarray(operator.weight.reshape(outs, ins)))
         constants = (weight, bias.astype("float32"), *site.constants)
         names = ["x", *(["gate"] if operator.gated else [])]
         names += [f"o{index}" for index in range(len(site.operands))]
         names += ["w", "bias", *(f"c{index}" for index in range(len(site.constants)))]
-        shapes: list[tuple[int, ...]] = [
-            (image.size,),
-            *([(image.batch * image.channels,)] if operator.gated else []),
-            *((item.size,) for item in site.operands),
-            *(tuple(values.shape) for values in constants),
-            (output.size,),
-        ]
+        tensors = _tensors(site, constants)
         count = output.batch * output.pixels
         constant, operand = _epilogue(site, "image_", "channel", "pixel_")
         text, result = statements(site.expression, "e0", channel=constant, operand=operand)
         batch = f"n / {output.pixels}" if output.batch > 1 else "0"
-        value = f"x[{image.index(batch, 'c', f'n % {output.pixels}')}]"
+        value = load("x", image.index(batch, "c", f"n % {output.pixels}"), half=image.half)
         if operator.gated:
             value += f" * gate[({batch}) * {ins} + c]"
-        arguments = ", ".join(f"const GLOBAL float* RESTRICT {name}" for name in names)
+        arguments = parameters(names, [dtype for dtype, _ in tensors[:-1]])
+        factor = load("w", f"channel * {ins} + c", half=site.half_weights)
         body = f"""
-KERNEL(128) @few({arguments}, GLOBAL float* RESTRICT y) {{
+KERNEL(128) @few({arguments}, GLOBAL {element(output.dtype)}* RESTRICT y) {{
   SHARED float sums[128];
   const int t = THREAD, lane = t % 32, channel = GROUP_X * 4 + t / 32;
   for (int n = 0; n < {count}; ++n) {{
     float sum = 0.0f;
     if (channel < {outs})
       for (int c = lane; c < {ins}; c += 32)
-        sum = MULTIPLY_ADD(w[channel * {ins} + c], {value}, sum);
+        sum = MULTIPLY_ADD({factor}, {value}, sum);
     sums[t] = sum;
     for (int reach = 16; reach > 0; reach /= 2) {{
       BARRIER();
@@ -662,7 +703,7 @@ KERNEL(128) @few({arguments}, GLOBAL float* RESTRICT y) {{
     if (lane == 0 && channel < {outs}) {{
 {_split_column(output, "n")}
       const float e0 = sums[t] + bias[channel]; {text}
-      y[{output.index("image_", "channel", "pixel_")}] = {result};
+      {_stored(output, result)}
     }}
     BARRIER();
   }}
@@ -674,5 +715,4 @@ KERNEL(128) @few({arguments}, GLOBAL float* RESTRICT y) {{
             block=(128, 1, 1),
             args=tuple(range(len(names) + 1)),
         )
-        arguments_of = [("float32", shape) for shape in shapes]
-        return DeviceKernel.from_text(body, [launch], arguments_of), constants, "few pixels"
+        return DeviceKernel.from_text(body, [launch], tensors), constants, "few pixels"

@@ -57,6 +57,30 @@ FUNCTION double fence(double x) {
   asm("" : "+d"(x));
   return x;
 }
+// Halves are stored only. What was loaded becomes a float32 later: the load is waited for then.
+typedef ushort HALF;
+typedef ushort HALF_LOADED;
+typedef ushort4 HALF4_LOADED;
+FUNCTION float half_value(ushort bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+FUNCTION ushort half_bits(float value) {
+  ushort bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+FUNCTION float4 half4_value(ushort4 bits) {
+  return make_float4(half_value(bits.x), half_value(bits.y), half_value(bits.z),
+                     half_value(bits.w));
+}
+#define HALF_AT(p, i) (p)[i]
+#define HALF4_AT(p, i) ((const ushort4*)(p))[i]
+#define HALF_VALUE(loaded) half_value(loaded)
+#define HALF4_VALUE(loaded) half4_value(loaded)
+#define LOAD_HALF(p, i) half_value((p)[i])
+#define STORE_HALF(p, i, value) (p)[i] = half_bits(value)
 """
 
 _OPENCL = """\
@@ -95,6 +119,16 @@ FUNCTION double OVERLOADED fence(double x) {
   return known;
 }
 #endif
+// To store halves and to load them needs no extension.
+#define HALF half
+#define HALF_LOADED float
+#define HALF4_LOADED float4
+#define HALF_AT(p, i) vload_half(i, p)
+#define HALF4_AT(p, i) vload_half4(i, p)
+#define HALF_VALUE(loaded) (loaded)
+#define HALF4_VALUE(loaded) (loaded)
+#define LOAD_HALF(p, i) vload_half(i, p)
+#define STORE_HALF(p, i, value) vstore_half_rte(value, i, p)
 """
 
 # NaN is the result wherever an operand is one, as in ONNX.

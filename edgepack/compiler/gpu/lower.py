@@ -6,7 +6,7 @@ has them. What no rule here takes, TVM lowers and fuses.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,8 +17,8 @@ from tvm import relax, tirx
 from edgepack.compiler.backend.kernel import Kernel
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.backend.storage import view
-from edgepack.compiler.gpu import convolution, epilogue, generic, matrices, windows
-from edgepack.compiler.gpu.image import PlainImage
+from edgepack.compiler.gpu import convolution, epilogue, generic, halves, matrices, windows
+from edgepack.compiler.gpu.image import HALF_BITS, PlainImage
 from edgepack.compiler.gpu.kernel import DeviceKernel
 from edgepack.compiler.layers.fuse import fuse
 from edgepack.compiler.layers.layer import (
@@ -33,6 +33,7 @@ from edgepack.compiler.layers.layer import (
 from edgepack.compiler.layers.read import read_each
 from edgepack.compiler.layers.tensors import constant_of, extent, shape_of, variables
 from edgepack.compiler.origin import merge, origin_of
+from edgepack.compiler.precision import Precision, misfit
 from edgepack.compiler.tiles.expression import Operand
 from edgepack.gpus import Gpu
 
@@ -46,9 +47,12 @@ class RuledLayers:
     reports: tuple[LayerReport, ...]
 
 
-def rewrite(module: tvm.IRModule, gpu: Gpu) -> RuledLayers:
-    """Put kernels of the rules here into `main`, a function of one dataflow block."""
-    emitter = _GpuEmitter(module["main"], gpu)
+def rewrite(module: tvm.IRModule, gpu: Gpu, precision: Precision) -> RuledLayers:
+    """Put kernels of the rules here into `main`, a function of one dataflow block.
+
+    In half precision what they make for each other is stored as halves, and so are weights.
+    """
+    emitter = _GpuEmitter(module["main"], gpu, precision)
     made = tvm.IRModule(dict(module.functions.items()), attrs=module.attrs)
     made["main"] = emitter.emit()
     return RuledLayers(module=made, kernels=emitter.kernels, reports=tuple(emitter.reports))
@@ -65,18 +69,21 @@ def lower_rest(module: tvm.IRModule, target: tvm.target.Target) -> dict[str, Dev
 
 
 class _GpuEmitter:
-    def __init__(self, main: relax.Function, gpu: Gpu) -> None:
-        self.main, self.gpu = main, gpu
+    def __init__(self, main: relax.Function, gpu: Gpu, precision: Precision) -> None:
+        self.main, self.gpu, self.precision = main, gpu, precision
         self.builder = relax.BlockBuilder()
         self.kernels: dict[str, Kernel] = {}
         self.reports: list[LayerReport] = []
         self.values: dict[Value, relax.Expr] = {}
         self.roots: dict[Value, Value] = {}
+        self.halves: frozenset[Value] = frozenset()
 
     def emit(self) -> relax.Function:
         parameters = [relax.Var(p.name, p.ty) for p in self.main.params]
         self.values.update(zip(self.main.params, parameters, strict=True))
         layers = self._layers()
+        if self.precision.is_half:
+            self.halves = self._find_halves(layers)
         with self.builder.function("main", parameters, attrs=dict(self.main.attrs or {})):
             with self.builder.dataflow():
                 for layer in layers:
@@ -88,6 +95,35 @@ class _GpuEmitter:
                 result = self.builder.emit_output(self._substitute(self.main.body.body))
             self.builder.emit_func_output(result)
         return self.builder.get()["main"]
+
+    def _find_halves(self, layers: Sequence[Layer]) -> frozenset[Value]:
+        """What is stored as halves: nothing that TVM's kernels compute with."""
+        found = halves.Candidates(self._root)
+        for layer in layers:
+            code = self._code(layer)
+            if code is None:
+                found.add_foreign(layer)
+                continue
+            read = [value for value in _read(code, layer) if isinstance(value, relax.Var)]
+            gated = isinstance(layer.operator, Convolution) and layer.operator.gated
+            found.add(layer.output, read, whole=layer.inputs[1:] if gated else ())
+            if self._exact(layer):
+                found.refuse([layer.output])
+        found.refuse(variables(self.main.body.body))
+        return found.largest()
+
+    def _exact(self, layer: Layer) -> str:
+        """Why a layer is to be float32 in half precision; empty if it is not."""
+        operator = layer.operator
+        why = ""
+        if isinstance(operator, Convolution) and operator.weight.any():
+            why = misfit(operator.weight)
+        if why:
+            return f"a weight {why}"
+        origins = (origin_of(value) for _, value in layer.bindings)
+        names = [origin.name for origin in origins if origin is not None]
+        exact = self.precision.exact
+        return next((exact[name] for name in names if name in exact), "")
 
     def _layers(self) -> list[Layer]:
         left = []
@@ -129,22 +165,38 @@ class _GpuEmitter:
         return expr
 
     def _kernel(self, layer: Layer) -> relax.Expr | None:
-        product = self._product(layer)
-        made = product or make_layer(layer, self.gpu)
+        made = self._code(layer)
         if made is None:
             return None
-        read = made.read or (*layer.inputs, *layer.operands)
+        read = _read(made, layer)
         given = [self._value(value) if isinstance(value, relax.Var) else value for value in read]
         given += [relax.const(np.ascontiguousarray(values)) for values in made.constants]
         name = f"gpu_{made.kernel.facts.digest[:12]}"
         self.kernels[name] = made.kernel
         shape = shape_of(layer.output)
-        self.reports.append(_report(name, layer, made, len(given)))
-        call = relax.call_dps_packed(name, given, relax.TensorType(list(shape), "float32"))
+        half = layer.output in self.halves
+        exact = self._exact(layer) if self.precision.is_half else ""
+        self.reports.append(_report(name, layer, made, len(given), half=half, exact=exact))
+        ty = relax.TensorType(list(shape), self._dtype(layer.output))
+        call = relax.call_dps_packed(name, given, ty)
         self.values[layer.output] = self.builder.emit(call)
         return self.values[layer.output]
 
-    def _product(self, layer: Layer) -> LayerCode | None:
+    def _code(self, layer: Layer) -> LayerCode | None:
+        """The code of a layer, in which known halves are read and stored as such."""
+        half_weights = self.precision.is_half and not self._exact(layer)
+        product = self._product(layer, half_weights)
+        return product or make_layer(
+            layer, self.gpu, lambda value: self._root(value) in self.halves, half_weights
+        )
+
+    def _is_half(self, value: relax.Expr) -> bool:
+        return isinstance(value, relax.Var) and self._root(value) in self.halves
+
+    def _dtype(self, value: relax.Expr) -> str:
+        return HALF_BITS if self._is_half(value) else "float32"
+
+    def _product(self, layer: Layer, half_weights: bool) -> LayerCode | None:
         """The code of a matrix product that is no layer: of one with a constant as of a
         convolution of its rows, or of two computed tensors."""
         if len(layer.bindings) != 1 or layer.operands or layer.expression:
@@ -157,8 +209,17 @@ class _GpuEmitter:
         left, right = call.args
         weight, shape = constant_of(right), shape_of(left)
         if weight is not None and weight.ndim == 2 and isinstance(left, relax.Var):
-            return _of_rows(left, shape, weight, self.gpu)
+            half = (self._is_half(left), self._is_half(layer.output))
+            half_weights = half_weights and not misfit(weight)
+            return _of_rows(left, shape, weight, self.gpu, half, half_weights)
         found = matrices.MatrixProduct.of(shape, shape_of(right))
+        if found is not None and self.halves:
+            found = replace(
+                found,
+                left=self._dtype(left),
+                right=self._dtype(right),
+                output=self._dtype(layer.output),
+            )
         code = matrices.make(found, self.gpu) if found is not None else None
         if found is None or code is None:
             return None
@@ -203,8 +264,21 @@ class LayerCode:
     read: tuple[relax.Expr, ...] = ()
 
 
-def _of_rows(left: relax.Var, shape: tuple[int, ...], weight: np.ndarray, gpu: Gpu) -> LayerCode:
-    """A product of rows with a constant: a 1x1 convolution of the pixels that they are."""
+def _read(code: LayerCode, layer: Layer) -> tuple[relax.Expr, ...]:
+    """What a layer's kernel reads, but for its constants."""
+    return code.read or (*layer.inputs, *layer.operands)
+
+
+def _of_rows(
+    left: relax.Var,
+    shape: tuple[int, ...],
+    weight: np.ndarray,
+    gpu: Gpu,
+    half: tuple[bool, bool],
+    half_weights: bool,
+) -> LayerCode:
+    """A product of rows with a constant: a 1x1 convolution of the pixels that they are; of the
+    rows and the result there may be halves."""
     depth, columns = weight.shape
     rows = int(np.prod(shape[:-1]))
     operator = Convolution(
@@ -216,14 +290,16 @@ def _of_rows(left: relax.Var, shape: tuple[int, ...], weight: np.ndarray, gpu: G
         groups=1,
     )
     image = PlainImage(batch=1, channels=depth, height=1, width=rows, rows=True)
+    image = replace(image, half=half[0])
     site = convolution.ProductSite(
         operator=operator,
         image=image,
-        output=replace(image, channels=columns),
+        output=replace(image, channels=columns, half=half[1]),
         expression=(),
         constants=(),
         operands=(),
         gpu=gpu,
+        half_weights=half_weights,
     )
     kernel, constants, tile = convolution.make(site)
     return LayerCode(
@@ -236,7 +312,9 @@ def _of_rows(left: relax.Var, shape: tuple[int, ...], weight: np.ndarray, gpu: G
     )
 
 
-def _report(name: str, layer: Layer, made: LayerCode, result: int) -> LayerReport:
+def _report(
+    name: str, layer: Layer, made: LayerCode, result: int, *, half: bool, exact: str
+) -> LayerReport:
     origin = merge(origin_of(value) for _, value in layer.bindings)
     return LayerReport(
         kernel=name,
@@ -244,25 +322,32 @@ def _report(name: str, layer: Layer, made: LayerCode, result: int) -> LayerRepor
         operator=origin.operator if origin else made.rule,
         rule=made.rule,
         shape=shape_of(layer.output),
-        dtype="float32",
-        exact="",
+        dtype="float16" if half else "float32",
+        exact=exact,
         tile=made.tile,
         macs=made.macs,
         cycles=0.0,
-        nbytes=sum(4 * int(np.prod(size)) for _, size in made.kernel.facts.arguments),
+        nbytes=sum(
+            np.dtype(dtype).itemsize * int(np.prod(size))
+            for dtype, size in made.kernel.facts.arguments
+        ),
         result=result,
     )
 
 
-def make_layer(layer: Layer, gpu: Gpu) -> LayerCode | None:
-    """The code of a layer; None if no rule takes it."""
+def make_layer(
+    layer: Layer, gpu: Gpu, is_half: Callable[[Value], bool], half_weights: bool
+) -> LayerCode | None:
+    """The code of a layer; None if no rule takes it. `is_half` tells which tensors are halves."""
     operator = layer.operator
     if not epilogue.knows(layer.expression):
         return None
     if not isinstance(operator, Convolution | Pooling | GlobalPooling):
         return None
-    image, output = image_of(layer.inputs[0]), image_of(layer.output)
-    operands = tuple(map(image_of, layer.operands))
+    image, output, *operands = (
+        image_of(value, half=is_half(value))
+        for value in (layer.inputs[0], layer.output, *layer.operands)
+    )
     is_product = isinstance(operator, Convolution) and not _is_depthwise(operator)
     if isinstance(operator, Convolution) and is_product and not convolution.takes(operator):
         return None
@@ -277,10 +362,11 @@ def make_layer(layer: Layer, gpu: Gpu) -> LayerCode | None:
         "output": output,
         "expression": layer.expression,
         "constants": layer.constants,
-        "operands": operands,
+        "operands": tuple(operands),
     }
     if is_product:
-        kernel, constants, tile = convolution.make(convolution.ProductSite(gpu=gpu, **tensors))
+        site = convolution.ProductSite(gpu=gpu, half_weights=half_weights, **tensors)
+        kernel, constants, tile = convolution.make(site)
     else:
         kernel, constants, tile = windows.make(windows.WindowSite(**tensors))
     macs = 0
@@ -299,7 +385,7 @@ def _reads_alike(layer: Layer, operands: Sequence[PlainImage], output: PlainImag
                 image = operands[argument.index]
                 if argument.pixel and (image.pixels != 1 or image.rows):
                     return False
-                if not argument.pixel and image != output:
+                if not argument.pixel and replace(image, half=output.half) != output:
                     return False
     return True
 
@@ -308,7 +394,7 @@ def _is_depthwise(operator: Convolution) -> bool:
     return operator.weight.shape[1] == 1 and operator.groups > 1 and not operator.gated
 
 
-def image_of(value: Value) -> PlainImage:
+def image_of(value: Value, *, half: bool = False) -> PlainImage:
     """A tensor as kernels here see it."""
     batch, channels, height, width = extent(value)
     return PlainImage(
@@ -317,4 +403,5 @@ def image_of(value: Value) -> PlainImage:
         height=height,
         width=width,
         rows=len(shape_of(value)) == 2,
+        half=half,
     )

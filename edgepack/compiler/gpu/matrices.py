@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgepack.compiler.gpu.image import element, is_half, load, parameters, store
 from edgepack.compiler.gpu.kernel import DeviceKernel, Launch, groups
 from edgepack.gpus import Gpu
 
@@ -24,6 +25,10 @@ class MatrixProduct:
     columns: int
     left_shared: bool
     right_shared: bool
+    # float32, or halves, as `image.PlainImage` has them
+    left: str = "float32"
+    right: str = "float32"
+    output: str = "float32"
 
     @classmethod
     def of(cls, left: tuple[int, ...], right: tuple[int, ...]) -> MatrixProduct | None:
@@ -61,18 +66,22 @@ def make(product: MatrixProduct, gpu: Gpu) -> tuple[DeviceKernel, str] | None:
     rows, columns = tile
     threads = rows * columns // 16
     across = columns // 4
-    left = "0" if product.left_shared else f"(long)z * {product.rows * product.depth}"
-    right = "0" if product.right_shared else f"(long)z * {product.depth * product.columns}"
+    left = "0" if product.left_shared else f"(INT64)z * {product.rows * product.depth}"
+    right = "0" if product.right_shared else f"(INT64)z * {product.depth * product.columns}"
     lefts, rights = _DEPTH * rows // threads, _DEPTH * columns // threads
+    from_left = load("left", f"m * {product.depth} + d", half=is_half(product.left))
+    from_right = load("right", f"d * {product.columns} + n", half=is_half(product.right))
+    place = f"((INT64)z * {product.rows} + m) * {product.columns} + n"
+    stored = store("y", place, "sum[i][j]", half=is_half(product.output))
     text = f"""
-KERNEL({threads}) @matmul(const GLOBAL float* RESTRICT a, const GLOBAL float* RESTRICT b,
-                          GLOBAL float* RESTRICT y) {{
+KERNEL({threads}) @matmul({parameters("ab", [product.left, product.right])},
+                          GLOBAL {element(product.output)}* RESTRICT y) {{
   SHARED float4 as[2][{_DEPTH}][{rows // 4 + 1}];
   SHARED float4 bs[2][{_DEPTH}][{columns // 4}];
   const int t = THREAD, z = GROUP_Z;
   const int m0 = GROUP_Y * {rows}, n0 = GROUP_X * {columns};
-  const GLOBAL float* left = a + {left};
-  const GLOBAL float* right = b + {right};
+  const GLOBAL {element(product.left)}* left = a + {left};
+  const GLOBAL {element(product.right)}* right = b + {right};
   float sum[4][4], l[{lefts}], r[{rights}];
 #pragma unroll
   for (int i = 0; i < 4; ++i)
@@ -100,14 +109,14 @@ KERNEL({threads}) @matmul(const GLOBAL float* RESTRICT a, const GLOBAL float* RE
         const int at = t + i * {threads};
         const int m = m0 + at / {_DEPTH}, d = k * {_DEPTH} + at % {_DEPTH};
         const int inside = (m < {product.rows}) & (d < {product.depth});
-        l[i] = inside ? left[m * {product.depth} + d] : 0.0f;
+        l[i] = inside ? {from_left} : 0.0f;
       }}
 #pragma unroll
       for (int i = 0; i < {rights}; ++i) {{
         const int at = t + i * {threads};
         const int n = n0 + at % {columns}, d = k * {_DEPTH} + at / {columns};
         const int inside = (n < {product.columns}) & (d < {product.depth});
-        r[i] = inside ? right[d * {product.columns} + n] : 0.0f;
+        r[i] = inside ? {from_right} : 0.0f;
       }}
     }}
     if (k > 0) {{
@@ -129,7 +138,7 @@ KERNEL({threads}) @matmul(const GLOBAL float* RESTRICT a, const GLOBAL float* RE
     for (int j = 0; j < 4; ++j) {{
       const int n = n0 + tn * 4 + j;
       if (m < {product.rows} && n < {product.columns})
-        y[((long)z * {product.rows} + m) * {product.columns} + n] = sum[i][j];
+        {stored}
     }}
   }}
 }}
@@ -145,5 +154,6 @@ KERNEL({threads}) @matmul(const GLOBAL float* RESTRICT a, const GLOBAL float* RE
         (1 if product.right_shared else product.count, product.depth, product.columns),
         (product.count, product.rows, product.columns),
     ]
-    made = DeviceKernel.from_text(text, [launch], [("float32", shape) for shape in shapes])
+    dtypes = (product.left, product.right, product.output)
+    made = DeviceKernel.from_text(text, [launch], list(zip(dtypes, shapes, strict=True)))
     return made, f"{rows}x{columns}"

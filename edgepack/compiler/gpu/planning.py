@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm
@@ -16,7 +16,8 @@ from edgepack.compiler.backend import llvm, plan, schedule
 from edgepack.compiler.backend.kernel import Kernel
 from edgepack.compiler.backend.plan import Lowered, LoweredBlock
 from edgepack.compiler.backend.report import LayerReport
-from edgepack.compiler.frontend import importer
+from edgepack.compiler.frontend import importer, ranges
+from edgepack.compiler.frontend.float16 import widened
 from edgepack.compiler.frontend.load import CheckedModel
 from edgepack.compiler.frontend.quantized import Recognition
 from edgepack.compiler.gpu import lower as gpu_lower
@@ -56,14 +57,9 @@ class GpuPlan:
 def plan_model(model: CheckedModel, board: Board, gpu: Gpu, precision: Precision) -> GpuPlan:
     """The plan of a model for a board's GPU.
 
-    Raises the errors of `compile_model`, and `GpuModelError` for half precision and for layers on
-    integers.
+    In half precision weights and what is between kernels are stored as halves, and computed with
+    in float32. Raises the errors of `compile_model`, and `GpuModelError` for layers on integers.
     """
-    if precision.is_half:
-        raise GpuModelError(
-            f"{model.path}: kernels of a GPU compute in float32, not in {precision.name}",
-            hint="leave the precision out, or use --compute cpu",
-        )
 
     def refuse(found: Recognition) -> dict[str, str]:
         for taken in found.taken.values():
@@ -76,9 +72,13 @@ def plan_model(model: CheckedModel, board: Board, gpu: Gpu, precision: Precision
 
     memory.check_before(model.path, model.expanded, board)
     target = llvm.tvm_target(board)
+    if precision.is_half and precision.samples:
+        apart.at("looking for what half precision has no room for")
+        found = ranges.find(widened(model.expanded), precision.samples, computes=False)
+        precision = replace(precision, exact={**found.exact, **precision.exact})
     imported = importer.import_model(model, refuse)
     bounds = importer.bounds_of(imported)
-    lowered = _lowered(imported, model, target, gpu)
+    lowered = _lowered(imported, model, target, gpu, precision)
     apart.at("laying out its memory")
     laid_out, kernels, reports = plan.extract_plan(lowered, model, bounds)
     memory.check_fits(model.path, laid_out.arena_bytes, len(laid_out.params), board)
@@ -139,9 +139,13 @@ def _tvm_target(gpu: Gpu) -> tvm.target.Target:
 
 
 def _lowered(
-    imported: tvm.IRModule, model: CheckedModel, target: tvm.target.Target, gpu: Gpu
+    imported: tvm.IRModule,
+    model: CheckedModel,
+    target: tvm.target.Target,
+    gpu: Gpu,
+    precision: Precision,
 ) -> Lowered:
-    ruled = gpu_lower.rewrite(lower.fold(imported, target, model), gpu)
+    ruled = gpu_lower.rewrite(lower.fold(imported, target, model), gpu, precision)
     module = lower.lower_rest(ruled.module, target, model)
     devices = gpu_lower.lower_rest(module, _tvm_target(gpu))
     functions = {var.name_hint: function for var, function in module.functions.items()}

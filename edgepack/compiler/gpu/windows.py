@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgepack.compiler.gpu.epilogue import number, statements
-from edgepack.compiler.gpu.image import PlainImage
+from edgepack.compiler.gpu.image import PlainImage, element, load, parameters, store
 from edgepack.compiler.gpu.kernel import DeviceKernel, Launch, groups
 from edgepack.compiler.layers.layer import (
     Convolution,
@@ -60,7 +60,8 @@ def _depthwise(
     weight = np.ascontiguousarray(operator.weight.reshape(outs, rows * columns))
     body = f"""
   float e0 = bias[channel];
-  const GLOBAL float* from = x + (image * {site.image.channels} + channel / {each})
+  const GLOBAL {element(site.image.dtype)}* from =
+      x + (image * {site.image.channels} + channel / {each})
       * {site.image.pixels};
   const int top = pixel / {site.output.width} * {operator.stride[0]} - {operator.before[0]};
   const int left = pixel % {site.output.width} * {operator.stride[1]} - {operator.before[1]};
@@ -73,7 +74,7 @@ def _depthwise(
       const int h = left + s * {operator.dilation[1]};
       if (h >= 0 && h < {site.image.width})
         e0 = MULTIPLY_ADD(w[channel * {rows * columns} + r * {columns} + s],
-                          from[v * {site.image.width} + h], e0);
+                          {load("from", f"v * {site.image.width} + h", half=site.image.half)}, e0);
     }}
   }}
 """
@@ -92,7 +93,8 @@ def _depthwise_transposed(
     weight = np.ascontiguousarray(operator.weight.reshape(outs, rows * columns))
     body = f"""
   float e0 = bias[channel];
-  const GLOBAL float* from = x + (image * {site.image.channels} + channel / {each})
+  const GLOBAL {element(site.image.dtype)}* from =
+      x + (image * {site.image.channels} + channel / {each})
       * {site.image.pixels};
   const int bottom = pixel / {site.output.width} + {operator.before[0]};
   const int right = pixel % {site.output.width} + {operator.before[1]};
@@ -103,7 +105,7 @@ def _depthwise_transposed(
       const int h = (right - s) / {across};
       if (h < {site.image.width})
         e0 = MULTIPLY_ADD(w[channel * {rows * columns} + r * {columns} + s],
-                          from[v * {site.image.width} + h], e0);
+                          {load("from", f"v * {site.image.width} + h", half=site.image.half)}, e0);
     }}
   }}
 """
@@ -134,7 +136,8 @@ def _pooling(
     body = f"""
   float e0 = {start};
   {"" if is_max else "int count = 0;"}
-  const GLOBAL float* from = x + (image * {image.channels} + channel) * {image.pixels};
+  const GLOBAL {element(site.image.dtype)}* from =
+      x + (image * {image.channels} + channel) * {image.pixels};
   const int top = pixel / {site.output.width} * {operator.stride[0]} - {operator.before[0]};
   const int left = pixel % {site.output.width} * {operator.stride[1]} - {operator.before[1]};
   for (int r = 0; r < {rows}; ++r) {{
@@ -143,7 +146,7 @@ def _pooling(
     for (int s = 0; s < {columns}; ++s) {{
       const int h = left + s * {operator.dilation[1]};
       if (h < 0 || h >= {image.width}) continue;
-      const float value = from[v * {image.width} + h];
+      const float value = {load("from", f"v * {image.width} + h", half=image.half)};
       {step}
     }}
   }}
@@ -162,17 +165,18 @@ def _whole(
         "max": (number(float("-inf")), "maximum({0}, {1})"),
         "min": (number(float("inf")), "minimum({0}, {1})"),
     }[operator.kind]
-    own = step.format("sum", "from[i]")
+    own = step.format("sum", load("from", "i", half=image.half))
     other = step.format("sums[t]", "sums[t + reach]")
     end = f" / {image.pixels}.0f" if operator.kind == "average" else ""
     declared, result = _epilogue(site)
     names = _names(site, [])
     body = f"""
-KERNEL(64) @{operator.kind}({_arguments(names)}) {{
+KERNEL(64) @{operator.kind}({_arguments(site, names, [])}) {{
   SHARED float sums[64];
   const int t = THREAD, plane = GROUP_X;
   const int image = plane / {image.channels}, channel = plane % {image.channels}, pixel = 0;
-  const GLOBAL float* from = x + plane * {image.pixels};
+  const GLOBAL {element(site.image.dtype)}* from =
+      x + plane * {image.pixels};
   float sum = {start};
   for (int i = t; i < {image.pixels}; i += 64) sum = {own};
   sums[t] = sum;
@@ -183,7 +187,7 @@ KERNEL(64) @{operator.kind}({_arguments(names)}) {{
   if (t == 0) {{
     const float e0 = sums[0]{end};
     {declared}
-    y[{site.output.index("image", "channel", "pixel")}] = {result};
+    {store("y", site.output.index("image", "channel", "pixel"), result, half=site.output.half)}
   }}
 }}
 """
@@ -193,7 +197,7 @@ KERNEL(64) @{operator.kind}({_arguments(names)}) {{
         block=(64, 1, 1),
         args=tuple(range(len(names) + 1)),
     )
-    made = DeviceKernel.from_text(body, [launch], _shapes(site, []))
+    made = DeviceKernel.from_text(body, [launch], _tensors(site, []))
     return made, site.constants, ""
 
 
@@ -205,14 +209,14 @@ def _each(
     names = _names(site, words)
     declared, result = _epilogue(site)
     text = f"""
-KERNEL({_THREADS}) @{name}({_arguments(names)}) {{
+KERNEL({_THREADS}) @{name}({_arguments(site, names, own)}) {{
   const int at = GROUP_X * {_THREADS} + THREAD;
   if (at >= {output.size}) return;
   const int plane = at / {output.pixels}, pixel = at % {output.pixels};
   const int image = plane / {output.channels}, channel = plane % {output.channels};
 {body}
   {declared}
-  y[at] = {result};
+  {store("y", "at", result, half=output.half)}
 }}
 """
     launch = Launch(
@@ -221,7 +225,7 @@ KERNEL({_THREADS}) @{name}({_arguments(names)}) {{
         block=(_THREADS, 1, 1),
         args=tuple(range(len(names) + 1)),
     )
-    made = DeviceKernel.from_text(text, [launch], _shapes(site, own))
+    made = DeviceKernel.from_text(text, [launch], _tensors(site, own))
     return made, (*own, *site.constants), ""
 
 
@@ -230,22 +234,24 @@ def _names(site: WindowSite, own: Sequence[str]) -> list[str]:
     return ["x", *operands, *own, *(f"c{index}" for index in range(len(site.constants)))]
 
 
-def _arguments(names: Sequence[str]) -> str:
-    read = ", ".join(f"const GLOBAL float* RESTRICT {name}" for name in names)
-    return f"{read}, GLOBAL float* RESTRICT y"
+def _arguments(site: WindowSite, names: Sequence[str], own: Sequence[np.ndarray]) -> str:
+    *read, (written, _) = _tensors(site, own)
+    given = parameters(names, [dtype for dtype, _ in read])
+    return f"{given}, GLOBAL {element(written)}* RESTRICT y"
 
 
-def _shapes(site: WindowSite, own: Sequence[np.ndarray]) -> list[tuple[str, tuple[int, ...]]]:
-    shapes: list[tuple[int, ...]] = [(site.image.size,)]
-    shapes += [(image.size,) for image in site.operands]
-    shapes += [tuple(values.shape) for values in (*own, *site.constants)]
-    return [("float32", shape) for shape in [*shapes, (site.output.size,)]]
+def _tensors(site: WindowSite, own: Sequence[np.ndarray]) -> list[tuple[str, tuple[int, ...]]]:
+    """Types and shapes of a kernel's arguments."""
+    images = [(item.dtype, (item.size,)) for item in (site.image, *site.operands)]
+    constants = [(str(item.dtype), tuple(item.shape)) for item in (*own, *site.constants)]
+    return [*images, *constants, (site.output.dtype, (site.output.size,))]
 
 
 def _epilogue(site: WindowSite) -> tuple[str, str]:
     def operand(index: int, each_channel: bool) -> str:
         image = site.operands[index]
-        return f"o{index}[{image.index('image', 'channel', '0' if each_channel else 'pixel')}]"
+        place = image.index("image", "channel", "0" if each_channel else "pixel")
+        return load(f"o{index}", place, half=image.half)
 
     return statements(
         site.expression, "e0", channel=lambda index: f"c{index}[channel]", operand=operand
