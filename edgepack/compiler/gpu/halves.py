@@ -34,7 +34,7 @@ _MOVES = tuple(
 )
 
 
-class Candidates:
+class HalfTensors:
     """Tensors by what makes and reads them; `root` is that of which one is a view."""
 
     def __init__(self, root: Callable[[Value], Value]) -> None:

@@ -98,7 +98,7 @@ class _GpuEmitter:
 
     def _find_halves(self, layers: Sequence[Layer]) -> frozenset[Value]:
         """What is stored as halves: nothing that TVM's kernels compute with."""
-        found = halves.Candidates(self._root)
+        found = halves.HalfTensors(self._root)
         for layer in layers:
             code = self._code(layer)
             if code is None:
