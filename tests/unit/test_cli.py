@@ -39,7 +39,7 @@ def test_every_command_of_the_issue_is_there() -> None:
 
 
 HEAVY = {"tvm", "numpy", "cv2", "PIL", "onnx", "onnxruntime", "elftools", "yaml", "backports"}
-HEAVY |= {"fabric", "paramiko", "invoke", "cryptography"}
+HEAVY |= {"paramiko", "invoke", "cryptography"}
 
 
 @pytest.mark.parametrize(
