@@ -213,6 +213,20 @@ def checked(
 PLAIN = [rule for rule in RULES if rule is not winograd.RULE]
 
 
+@every_target
+def test_sums_in_parts(tmp_path: Path, board: str, cpu: str) -> None:
+    """Of as many parts as leave a short, a whole and no last one, in blocks that do not divide."""
+    sizes = [((5, 5), 256), ((3, 3), 340), ((3, 3), 1940), ((1, 1), 3085), ((7, 1), 451)]
+    cases = [
+        Case(shape=(1, channels, *kernel), outs=5, kernel=kernel, pads=(0, 0, 0, 0))
+        for kernel, channels in sizes
+    ]
+    cases.append(Case(shape=(1, 256, 6, 7), outs=12, kernel=(5, 5), strides=(2, 2), after="Sum"))
+    draw = iter(cases)
+    rules = check(tmp_path, board, cpu, lambda _: next(draw), seed=9, count=len(cases), rules=PLAIN)
+    assert rules.count("conv") >= len(cases)
+
+
 def only_winograd(*results: int, fresh: bool = False) -> list[Rule]:
     """Rules of which Winograd's takes all it can, with tiles of `results` in one direction."""
     return [winograd.rule(results, always=True, fresh=fresh), *PLAIN]

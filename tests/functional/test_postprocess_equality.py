@@ -18,7 +18,7 @@ import cv2
 import numpy as np
 import pytest
 
-from edgepack.base.errors import ConfigError
+from edgepack.base.errors import ConfigError, UsageError
 from edgepack.boards import get_board
 from edgepack.bundle.bundle import POSTPROCESS as POSTPROCESS_JSON
 from edgepack.bundle.manifest import APP
@@ -302,7 +302,9 @@ def test_the_app_runs_what_comes_on_stdin(folder: Path, tmp_path: Path) -> None:
         done = subprocess.run(
             [bundle.file(APP), *words], input=stdin, capture_output=True, check=False
         )
-        assert done.returncode == 0, done.stderr
+        # Where nothing came, whatever writes it has failed.
+        assert done.returncode == (0 if stdin else UsageError.exit_code), done.stderr
+        assert stdin or b"nothing came" in done.stderr
         *lines, end = (json.loads(line) for line in done.stdout.splitlines())
         assert (end["end"]["frames"], end["end"]["broken"]) == (frames, broken), words
         seen = [{box["label"] for box in line["boxes"]} for line in lines if "boxes" in line]

@@ -198,7 +198,9 @@ class ConvolveInParts(Convolve):
         writer.store(sums, totals)
         writer.loop("part", before - 1, part)
         writer.unbegun = set(sums)
-        replace(self, blocks=self.blocks - before * blocks).write(writer)
+        # The last part may be longer than a chain, as the others: another cut would keep its sums
+        # where these are.
+        super(ConvolveInParts, replace(self, blocks=self.blocks - before * blocks)).write(writer)
         add()
 
 
