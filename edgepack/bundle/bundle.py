@@ -256,13 +256,15 @@ def make_bundle(
     tuning: Sequence[str] = (),
     product: str | None = None,
     valid_until: str | None = None,
+    on_cpu: Compiled | None = None,
 ) -> Bundle:
     """Write the bundle folder `<name>-<board>-<release>` into `out`.
 
     `model_file` is the name of the ONNX file, `scores` "softmax" or "raw"; `hwcaps` is what
     the device's /proc/cpuinfo must list, by default what the board's profile says; `verified`
     is recorded in `VERIFIED`, `tuning` are the lines of `TUNING`, `precision` and `quantized`
-    are in the manifest, as are `product` and `valid_until`. The folder appears whole or not at
+    are in the manifest, as are `product` and `valid_until`; `on_cpu` is the same model for the CPU
+    alone, of one for a GPU that the CPU may run, too. The folder appears whole or not at
     all; one of that name is replaced.
     Raises `BundleError` for a bad name, label or golden image.
     """
@@ -274,6 +276,7 @@ def make_bundle(
         manifest.GRAPH: compiled.graph,
         manifest.PARAMS: compiled.params,
         **_device_code(compiled),
+        **_plan_for_cpu(on_cpu),
         **_golden_files(golden, compiled),
     }
     if preprocess is not None:
@@ -336,6 +339,13 @@ def make_bundle(
         _verify(work, manifest.parse_manifest(data), shown_as=folder)
     log.info("bundle %s: %d bytes", folder, document.total_bytes)
     return Bundle(path=folder, manifest=document, manifest_sha256=_sha256(data))
+
+
+def _plan_for_cpu(compiled: Compiled | None) -> dict[str, Path]:
+    if compiled is None:
+        return {}
+    files = (compiled.library, compiled.graph, compiled.params)
+    return {f"{manifest.CPU_FOLDER}{file.name}": file for file in files}
 
 
 def _device_code(compiled: Compiled) -> dict[str, Path]:

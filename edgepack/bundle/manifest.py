@@ -35,6 +35,8 @@ GRAPH = "model/graph.json"
 PARAMS = "model/params.bin"
 # Machine code of a GPU is an ELF file, too, but none that the CPU runs.
 CUBIN, OPENCL_TEXT = "model/kernels.cubin", "model/kernels.cl"
+# Of a model for a GPU the plan for the CPU, where that may run it, too.
+CPU_FOLDER = "model/cpu/"
 DEVICE_TOOL = "bin/edgepack-device"
 INSTALL = "install"
 REQUIRED_FILES = {

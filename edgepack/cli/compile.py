@@ -34,7 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Write model.so, graph.json and params.bin."""
-    from edgepack.flow.job import compile_job, make_job, tuned_for
+    from edgepack.flow.job import compile_job, cpu_job, make_job, tuned_for
 
     job = make_job(project_of(args))
     out: Path = args.out or Path("build") / f"{job.project.name}-{job.board.name}"
@@ -43,10 +43,16 @@ def run(args: argparse.Namespace, console: Console) -> int:
     check_writable(out.parent, "--out")
     check_html(args)
     compiled = compile_job(job, progress=console)
+    other = cpu_job(job)
+    on_cpu = None if other is None else compile_job(other, progress=console)
     with atomic_dir(out) as work:
         files = (compiled.library, compiled.graph, compiled.params, compiled.device_code)
         for file in filter(None, files):
             shutil.copyfile(file, work / file.name)
+        if on_cpu is not None:
+            (work / "cpu").mkdir()
+            for file in (on_cpu.library, on_cpu.graph, on_cpu.params):
+                shutil.copyfile(file, work / "cpu" / file.name)
     title = f"{job.project.name} for {job.board.name}"
     save(args, console, compile_page(compiled, title, job.board))
     tuned = tuned_for(job, compiled).choices
@@ -148,4 +154,4 @@ def memory(compiled: CompiledModel) -> str:
 
 def _is_ours(folder: Path) -> bool:
     names = {path.name for path in folder.iterdir()}
-    return names <= {"model.so", "graph.json", "params.bin", "kernels.cl", "kernels.cubin"}
+    return names <= {"model.so", "graph.json", "params.bin", "kernels.cl", "kernels.cubin", "cpu"}

@@ -165,8 +165,8 @@ def add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compute",
         choices=COMPUTE,
-        help="the processor that runs the model: the CPU (default), or the GPU of the board's "
-        "profile",
+        help="the processor that runs the model: the CPU (default), the GPU of the board's "
+        "profile, or the CPU where the GPU is not there or fails",
     )
     parser.add_argument(
         "--exact",

@@ -32,6 +32,8 @@ def answer_lines(answer: AppAnswer) -> list[str]:
             f"(weights {megabytes(memory.params_bytes)}, "
             f"arena {megabytes(memory.arena_bytes)})"
         )
+    if answer.ran_on:
+        lines.append(f"ran on    {answer.ran_on}")
     if answer.expected:
         lines.append(error_line(answer.expected))
     return lines

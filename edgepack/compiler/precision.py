@@ -13,8 +13,8 @@ PRECISIONS = ("float32", "float16")
 # What is done of a quantised model's layers on integers: those that are faster so, all that can be,
 # or none.
 QUANTIZED = ("auto", "int8", "float")
-# Which processor runs a model.
-COMPUTE = ("cpu", "gpu")
+# Which processor runs a model; the last has plans for both.
+COMPUTE = ("cpu", "gpu", "gpu, else cpu")
 
 # Values are kept this far below the largest half, 65504: other inputs may reach further than those
 # that were looked at.

@@ -174,6 +174,31 @@ class MemoryUse:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RanOn:
+    """Of a model with a plan for a GPU: `processor`, "gpu" or "cpu", the GPU's name if it is that,
+    how many runs it failed in, and why it does not run the model, or failed last."""
+
+    processor: str
+    gpu: str
+    failures: int
+    why: str
+
+    @staticmethod
+    def read(answer: Answer) -> RanOn:
+        return RanOn(
+            processor=answer.text("on"),
+            gpu=answer.take("gpu", str, ""),
+            failures=answer.size("gpu_failures"),
+            why=answer.take("why", str, ""),
+        )
+
+    def __str__(self) -> str:
+        name = f"the GPU, {self.gpu}" if self.gpu else f"the {self.processor.upper()}"
+        failed = f"; {self.failures} runs failed on the GPU" if self.failures else ""
+        return f"{name}{failed}" + (f": {self.why}" if self.why else "")
+
+
+@dataclass(frozen=True, kw_only=True)
 class AppAnswer:
     """What edgepack-run said of one input; `times_ms` are those it measured, by step."""
 
@@ -185,6 +210,7 @@ class AppAnswer:
     expected: Deviation | None
     bench: Bench | None
     profile: Profile | None
+    ran_on: RanOn | None = None
     document: Mapping[str, Any] = field(repr=False)
 
     @staticmethod
@@ -207,5 +233,6 @@ class AppAnswer:
             expected=answer.part("expected", Deviation.read),
             bench=answer.part("bench", Bench.read),
             profile=answer.part("profile", Profile.read),
+            ran_on=answer.part("processor", RanOn.read),
             document=answer.document,
         )

@@ -13,7 +13,7 @@ from edgepack.deploy.deploy import DeployPlan
 from edgepack.deploy.remote_tool import Layout
 from edgepack.device.base import Device
 from edgepack.device.facts import DeviceFacts, gather
-from edgepack.flow.job import Job, compile_job
+from edgepack.flow.job import Job, compile_job, cpu_job
 from edgepack.gate.gate import Problem
 from edgepack.gate.profile import profile_problems
 from edgepack.native.app import build_runtime
@@ -108,9 +108,11 @@ def parts_of(job: Job) -> tuple[Part, ...]:
     """The compiled model, the app and the device tool."""
 
     def files() -> list[Path]:
-        compiled = compile_job(job)
-        files = (compiled.library, compiled.graph, compiled.params, compiled.device_code)
-        return [file for file in files if file is not None]
+        found: list[Path | None] = []
+        for each in filter(None, (job, cpu_job(job))):
+            compiled = compile_job(each)
+            found += [compiled.library, compiled.graph, compiled.params, compiled.device_code]
+        return [file for file in found if file is not None]
 
     return (
         _part("model", files, job.model.size_bytes),

@@ -263,6 +263,14 @@ def gpu_of(job: Job) -> Gpu | None:
     return gpu
 
 
+def cpu_job(job: Job) -> Job | None:
+    """The job of the plan by which the CPU runs the model where the GPU does not; None if there is
+    to be none."""
+    if job.project.compute != COMPUTE[-1]:
+        return None
+    return replace(job, project=replace(job.project, compute=COMPUTE[0]))
+
+
 class NoGpuError(ConfigError):
     """The board has no GPU that kernels can be made for."""
 
@@ -406,11 +414,15 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
         app = beside.start(build_runtime, job.board, chosen, progress=progress)
         device_tool = beside.start(build_device_tool, job.board, progress=progress)
         compiled = compile_job(job, progress=progress)
+        other = cpu_job(job)
+        on_cpu = None if other is None else compile_job(other, progress=progress)
+        # What is tried here: of two plans that of the CPU.
+        tried = job if other is None else other
         progress.step("running the reference (onnxruntime)")
         golden = _golden(job, compiled)
         verified = Verified()
         tolerance = tolerance_of(job, compiled)
-        if job.project.verify and gpu_of(job) is not None:
+        if job.project.verify and gpu_of(tried) is not None:
             progress.step(
                 "not compared with the reference: no emulator has a GPU; the device is tested"
             )
@@ -418,13 +430,13 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
             verified, ordered = verify(
                 job.model,
                 job.board,
-                compiled,
+                compiled if on_cpu is None else on_cpu,
                 golden.inputs,
                 tolerance=tolerance,
                 precision=precision_of(job),
                 given=_golden_words(job.project),
                 build_local=lambda: compile_job(
-                    _local(job), floats=compiled.floats or None, progress=progress
+                    _local(tried), floats=compiled.floats or None, progress=progress
                 ),
                 progress=progress,
             )
@@ -463,13 +475,16 @@ def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bun
             valid_until=job.project.valid_until,
             health=job.project.health,
             service=job.project.service,
-            hwcaps=gate.needed_hwcaps(job.board, (compiled.library, runtime.app)),
+            hwcaps=gate.needed_hwcaps(
+                job.board, (compiled.library, runtime.app, *([on_cpu.library] if on_cpu else []))
+            ),
+            on_cpu=on_cpu,
         )
     progress.step(f"checking every ELF file against {job.board.name}")
     gate.check_bundle(bundle, job.board)
-    if gpu_of(job) is None:
+    if gpu_of(tried) is None:
         _try_program(job, bundle, progress)
-    if job.postprocess is not None and job.project.verify and gpu_of(job) is None:
+    if job.postprocess is not None and job.project.verify and gpu_of(tried) is None:
         progress.step("comparing the app's results with the reference's")
         labels = job.labels or ()
         if not check_results(bundle, job.board, golden, job.postprocess, job.preprocess, labels):

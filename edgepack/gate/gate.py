@@ -16,7 +16,7 @@ from edgepack import cpus
 from edgepack.base.errors import BundleError
 from edgepack.boards import Board, version_tuple
 from edgepack.bundle.bundle import Bundle
-from edgepack.bundle.manifest import APP, CUBIN, LIBRARY, MANIFEST_NAME, OPENCL_TEXT
+from edgepack.bundle.manifest import APP, CPU_FOLDER, CUBIN, LIBRARY, MANIFEST_NAME, OPENCL_TEXT
 from edgepack.device.facts import DeviceFacts
 from edgepack.gate.elf import MAGIC, Elf, NotElfError, VersionNeed, find_instructions, read_elf
 
@@ -99,7 +99,7 @@ def check_device(bundle: Bundle, facts: DeviceFacts, *, send_bytes: int | None =
         *_library_problems(facts, elves),
         *_feature_problems(bundle, facts),
         *_space_problems(bundle, facts, send_bytes),
-        *_gpu_problems(bundle, facts),
+        *gpu_problems(bundle, facts),
     ]
     if problems:
         title = f"{facts.hostname} ({facts.model})" if facts.model else facts.hostname
@@ -109,8 +109,10 @@ def check_device(bundle: Bundle, facts: DeviceFacts, *, send_bytes: int | None =
 _DRIVERS = {CUBIN: "libcuda.so.1", OPENCL_TEXT: "libOpenCL.so.1"}
 
 
-def _gpu_problems(bundle: Bundle, facts: DeviceFacts) -> Iterator[Problem]:
+def gpu_problems(bundle: Bundle, facts: DeviceFacts) -> Iterator[Problem]:
     """Whether the driver of the GPU is there, and may be used by who we are."""
+    if any(name.startswith(CPU_FOLDER) for name in bundle.manifest.files):
+        return  # the CPU runs it then
     for name, driver in _DRIVERS.items():
         if name not in bundle.manifest.files:
             continue

@@ -11,7 +11,8 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -277,12 +278,124 @@ def test_a_part_of_a_convolution_is_its_own_pixels(opencl: Gpu, tmp_path: Path) 
     np.testing.assert_allclose(got, due, rtol=1e-5, atol=1e-5)
 
 
-def test_deploy_to_the_gpu_of_this_machine(model: Path, opencl: Gpu, tmp_path: Path) -> None:
+_OPENCL_SOURCE = Path(__file__).parents[2] / "cpp_runtime/app/src/platform/opencl/opencl.cc"
+# All but the start of a kernel is the real driver's; of those the first FAILING fail.
+_FAILING_DRIVER = """
+#include <dlfcn.h>
+#include <stdlib.h>
+static void *real(const char *name) {
+  static void *driver;
+  if (!driver) driver = dlopen(getenv("REAL_DRIVER"), RTLD_NOW | RTLD_LOCAL);
+  return dlsym(driver, name);
+}
+#define PASSED_ON(name) \\
+  void *name##_real(void) { return real(#name); } \\
+  __attribute__((naked)) void name(void) { \\
+    __asm__("push %rdi; push %rsi; push %rdx; push %rcx; push %r8; push %r9; sub $8, %rsp\\n" \\
+            "call " #name "_real\\n" \\
+            "add $8, %rsp; pop %r9; pop %r8; pop %rcx; pop %rdx; pop %rsi; pop %rdi; jmp *%rax"); \\
+  }
+@PASSED_ON@
+typedef int (*Start)(void *, void *, unsigned, const void *, const void *, const void *, unsigned,
+                     const void *, void *);
+int clEnqueueNDRangeKernel(void *queue, void *kernel, unsigned axes, const void *offset,
+                           const void *size, const void *group, unsigned waits, const void *list,
+                           void *event) {
+  static int started;
+  if (started++ < atoi(getenv("FAILING"))) return -5; /* CL_OUT_OF_RESOURCES */
+  return ((Start)real("clEnqueueNDRangeKernel"))(queue, kernel, axes, offset, size, group, waits,
+                                                 list, event);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def failing_driver(
+    opencl: Gpu, require_tool: Callable[..., object], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A folder with a libOpenCL.so.1 that fails as often as it is told to."""
+    if platform.machine() != "x86_64":
+        pytest.skip("what is passed on to the real driver is in assembly of x86-64")
+    require_tool("cc")
+    folder = tmp_path_factory.mktemp("failing")
+    names = set(re.findall(r'"(cl[A-Z]\w+)"', _OPENCL_SOURCE.read_text()))
+    assert "clEnqueueNDRangeKernel" in names
+    lines = [f"PASSED_ON({name})" for name in sorted(names - {"clEnqueueNDRangeKernel"})]
+    (folder / "driver.c").write_text(_FAILING_DRIVER.replace("@PASSED_ON@", "\n".join(lines)))
+    words = ["cc", "-shared", "-fPIC", "-O1", "-Wl,-Bsymbolic", "driver.c", "-o", "libOpenCL.so.1"]
+    subprocess.run(words, cwd=folder, check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two_plans(model: Path, opencl: Gpu, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with a plan for the GPU, and one for the CPU; its input and outputs beside it."""
+    bundle = _bundle(model, opencl, tmp_path_factory.mktemp("two"))
+    board = get_board("local")
+    compile_model(ModelSpec(path=model), board, select(board).toolchain, bundle / "model" / "cpu")
+    x = np.random.default_rng(0).normal(size=(1, 3, 33, 29)).astype("float32")
+    np.save(bundle / "in.npy", x)
+    for index, due in enumerate(_reference(model, {"x": x})):
+        np.save(bundle / f"due{index}.npy", due)
+    return bundle
+
+
+@pytest.mark.parametrize(
+    ("failing", "on", "failures"), [(0, "gpu", 0), (2, "gpu", 2), (1000, "cpu", 3)]
+)
+def test_the_cpu_does_what_the_gpu_fails_in(
+    failing: int, on: str, failures: int, two_plans: Path, failing_driver: Path
+) -> None:
+    """After three failures, one after the other, the GPU is not asked any more."""
+    report = _report_of(two_plans, failing_driver, FAILING=str(failing))
+    assert report["processor"]["on"] == on
+    assert report["processor"]["gpu_failures"] == failures
+    assert ("OpenCL error -5" in report["processor"].get("why", "")) == (failures > 0)
+    assert report["expected"]["ok"]
+
+
+def test_the_cpu_runs_where_no_driver_is(two_plans: Path, tmp_path: Path) -> None:
+    (tmp_path / "libOpenCL.so.1").write_text("no library")
+    report = _report_of(two_plans, tmp_path)
+    assert report["processor"]["on"] == "cpu"
+    assert "libOpenCL.so.1" in report["processor"]["why"]
+    assert report["expected"]["ok"]
+
+
+def _report_of(bundle: Path, driver: Path, **environment: str) -> dict[str, Any]:
+    """What the app says of five runs, with the driver in a folder."""
+    board = get_board("local")
+    app = build_runtime(board, select(board).toolchain).app
+    words = [app, "--bundle", bundle, "--input", bundle / "in.npy", "--json", "--bench", "5"]
+    words += ["--expected", bundle / "due0.npy", "--expected", bundle / "due1.npy"]
+    # As this process has opened it.
+    real = next(
+        path
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if (path := line.split()[-1]).startswith("/") and "libOpenCL.so" in path
+    )
+    done = subprocess.run(
+        list(map(str, words)),
+        env={**os.environ, "LD_LIBRARY_PATH": str(driver), "REAL_DRIVER": real, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+@pytest.mark.parametrize("compute", ["gpu", "gpu, else cpu"])
+def test_deploy_to_the_gpu_of_this_machine(
+    compute: str, model: Path, opencl: Gpu, tmp_path: Path
+) -> None:
     words = ["deploy", str(model), "--board", "local", "--device", "local"]
-    words += ["--compute", "gpu", "--root", str(tmp_path / "root"), "--json"]
+    words += ["--compute", compute, "--root", str(tmp_path / "root"), "--json"]
     assert main(words) == 0
     (code,) = (tmp_path / "root").glob("**/kernels.cl")
     assert "KERNEL(" in code.read_text()
+    plans = [(code.parent / name).exists() for name in ("graph.json", "cpu/graph.json")]
+    assert plans == [True, compute != "gpu"]
 
 
 def test_what_no_gpu_computes_is_refused_by_name(
@@ -312,14 +425,15 @@ def test_a_damaged_text_of_kernels_is_refused(model: Path, opencl: Gpu, tmp_path
 _NVRTC = pytest.mark.skipif(platform.machine() != "x86_64", reason="there is no NVRTC for it")
 
 
-def _cuda_text(path: Path, precision: Precision) -> str:
+def _cuda_text(path: Path, precision: Precision, arch: str = CUDA.arch) -> str:
     """The kernels of a model as CUDA C."""
     from edgepack.compiler.frontend.load import load_model
     from edgepack.compiler.gpu import planning
     from edgepack.compiler.gpu.dialect import whole_text
 
     loaded = load_model(ModelSpec(path=path))
-    planned = planning.plan_model(loaded, get_board("local"), CUDA, precision)
+    gpu = replace(CUDA, arch=arch)
+    planned = planning.plan_model(loaded, get_board("local"), gpu, precision)
     return whole_text("cuda", [kernel.text for kernel in planned.on_gpu.values()])
 
 
@@ -339,7 +453,7 @@ def test_nvrtc_compiles_the_same_kernels(arch: str, model: Path, tmp_path: Path)
 def test_nvrtc_compiles_halves(arch: str, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(_halves(), path)
-    text = _cuda_text(path, Precision(name="float16"))
+    text = _cuda_text(path, Precision(name="float16"), arch)
     assert "LOAD_HALF(x" in text
     assert Nvrtc(find_nvrtc("12.2")).compile(text, arch).startswith(b"\x7fELF")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from edgepack.base.errors import ConfigError
 from edgepack.boards import load_boards
+from edgepack.cli.report import answer_lines
 from edgepack.compiler.backend.plan import Call, PlacedTensor, Plan, PlanBlock, StatePlace
 from edgepack.compiler.gpu.dialect import whole_text, with_offsets
 from edgepack.compiler.gpu.epilogue import number, statements
@@ -18,7 +20,10 @@ from edgepack.compiler.gpu.kernel import DeviceKernel, Launch
 from edgepack.compiler.gpu.matrices import MatrixProduct
 from edgepack.compiler.gpu.transfers import Copy, find_copies
 from edgepack.compiler.tiles.expression import Operation, Scalar, Step
+from edgepack.deploy.answers import Answer
+from edgepack.deploy.app_answers import AppAnswer
 from edgepack.device.facts import parse_gpu
+from edgepack.gate import gate
 
 
 def _plan(calls: list[Call], count: int, **more: Any) -> Plan:
@@ -224,6 +229,44 @@ def test_a_profile_of_ones_own(tmp_path: Path) -> None:
     gpu = load_boards([file])["mine"].gpu
     assert gpu is not None
     assert (gpu.api, gpu.arch, gpu.driver) == ("cuda", "sm_87", "12.2")
+
+
+@pytest.mark.parametrize(
+    ("files", "drivers", "closed", "said"),
+    [
+        (["model/kernels.cl"], (), (), "libOpenCL.so.1, which is not there"),
+        (["model/kernels.cubin"], ("libOpenCL.so.1",), (), "libcuda.so.1, which is not there"),
+        (["model/kernels.cl"], ("libOpenCL.so.1",), ("/dev/mali0",), "/dev/mali0 ann may not"),
+        (["model/kernels.cl"], ("libOpenCL.so.1",), (), ""),
+        (["model/kernels.cl", "model/cpu/graph.json"], (), (), ""),
+        (["model/graph.json"], (), (), ""),
+    ],
+)
+def test_the_gate_wants_a_driver_unless_the_cpu_can_run_it(
+    files: list[str], drivers: tuple[str, ...], closed: tuple[str, ...], said: str
+) -> None:
+    bundle = SimpleNamespace(manifest=SimpleNamespace(files=dict.fromkeys(files)))
+    facts = SimpleNamespace(gpu_drivers=drivers, gpu_closed=closed, user="ann")
+    texts = [problem.text for problem in gate.gpu_problems(bundle, facts)]  # type: ignore[arg-type]
+    assert [said in text for text in texts] == [True] * bool(said)
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ({"on": "gpu", "gpu": "Mali-G610", "gpu_failures": 0}, "the GPU, Mali-G610"),
+        (
+            {"on": "cpu", "gpu_failures": 3, "why": "it is gone"},
+            "the CPU; 3 runs failed on the GPU: it is gone",
+        ),
+        ({"on": "cpu", "gpu_failures": 0, "why": "no driver"}, "the CPU: no driver"),
+    ],
+)
+def test_an_answer_says_which_processor_ran_the_model(said: dict[str, Any], line: str) -> None:
+    answer = AppAnswer.read(Answer({"edgepack": "1", "processor": said}, "app"))
+    assert str(answer.ran_on) == line
+    assert f"ran on    {line}" in answer_lines(answer)
+    assert AppAnswer.read(Answer({"edgepack": "1"}, "app")).ran_on is None
 
 
 def test_what_a_device_says_of_its_gpu() -> None:

@@ -34,6 +34,13 @@ double ResidentBytes() {
   return pages * static_cast<double>(sysconf(_SC_PAGESIZE));
 }
 
+std::string ProcessorText(const Processor& processor) {
+  return Gauge("edgepack_on_gpu", "Whether the GPU runs the model; 0: the CPU does.",
+               processor.on_gpu ? 1 : 0) +
+         Counter("edgepack_gpu_failures_total", "Runs that failed on the GPU.",
+                 static_cast<std::int64_t>(processor.failures));
+}
+
 }  // namespace
 
 void DurationHistogram::Add(double seconds) {
@@ -83,6 +90,7 @@ std::string ServerMetrics::Text(const Gauges& gauges) const {
   text += Gauge("edgepack_queue_capacity", "Requests that may wait.",
                 static_cast<double>(gauges.queue_most));
   text += Gauge("edgepack_connections", "Open connections.", gauges.connections);
+  if (gauges.processor) text += ProcessorText(*gauges.processor);
   return text + Gauge("process_resident_memory_bytes", "Resident memory.", ResidentBytes());
 }
 
@@ -104,6 +112,11 @@ void FrameMetrics::SetSource(bool up) {
   source_up_ = up;
 }
 
+void FrameMetrics::SetProcessor(const std::optional<Processor>& processor) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  processor_ = processor;
+}
+
 std::string FrameMetrics::Text() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return frames_.Text("edgepack_frame_seconds", "From a whole frame to the end of its line.") +
@@ -113,6 +126,7 @@ std::string FrameMetrics::Text() const {
          Gauge("edgepack_source_up", "Whether the source is there and gives what can be used.",
                source_up_ ? 1 : 0) +
          Counter("edgepack_source_losses_total", "How often it no longer was.", source_losses_) +
+         (processor_ ? ProcessorText(*processor_) : "") +
          Gauge("process_resident_memory_bytes", "Resident memory.", ResidentBytes());
 }
 

@@ -5,7 +5,10 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
+
+#include <edgepack/model.h>
 
 namespace edgepack {
 
@@ -34,6 +37,8 @@ class ServerMetrics {
     std::size_t queue = 0;
     std::size_t queue_most = 0;
     int connections = 0;
+    /// Of a model with a plan for a GPU.
+    std::optional<Processor> processor = std::nullopt;
   };
 
   void CountAnswer(int status);
@@ -56,6 +61,8 @@ class FrameMetrics {
   void Count(std::int64_t broken, std::int64_t dropped, std::int64_t lost);
   /// Whether the source is there; each time that it no longer is, is counted.
   void SetSource(bool up);
+  /// Of a model with a plan for a GPU.
+  void SetProcessor(const std::optional<Processor>& processor);
   [[nodiscard]] std::string Text() const;
 
  private:
@@ -66,6 +73,7 @@ class FrameMetrics {
   std::int64_t lost_ = 0;
   bool source_up_ = true;
   std::int64_t source_losses_ = 0;
+  std::optional<Processor> processor_;
 };
 
 }  // namespace edgepack

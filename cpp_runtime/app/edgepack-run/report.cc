@@ -59,6 +59,22 @@ void WriteProfile(const Profile& profile, JsonWriter* json) {
   json->EndObject();
 }
 
+void WriteProcessor(const Processor& processor, JsonWriter* json) {
+  json->Key("processor").BeginObject().Key("on").String(processor.on_gpu ? "gpu" : "cpu");
+  if (!processor.gpu.empty()) json->Key("gpu").String(processor.gpu);
+  WriteCount("gpu_failures", processor.failures, json);
+  if (!processor.why.empty()) json->Key("why").String(processor.why);
+  json->EndObject();
+}
+
+void PrintProcessor(const Processor& processor, std::ostream& out) {
+  out << "on the " << (processor.on_gpu ? "GPU" : "CPU");
+  if (!processor.gpu.empty()) out << ", " << processor.gpu;
+  if (processor.failures > 0) out << "; " << processor.failures << " runs failed on the GPU";
+  if (!processor.why.empty()) out << ": " << processor.why;
+  out << "\n";
+}
+
 void WriteExpected(const Comparison& expected, JsonWriter* json) {
   json->Key("expected").BeginObject().Key("max_abs_error").Number(expected.max_abs_error);
   json->Key("max_abs_reference").Number(expected.max_abs_reference);
@@ -152,6 +168,7 @@ std::string JsonLine(const Report& report, std::string memory) {
     WriteList("outputs", report.outputs, &json,
               [&](const TensorInfo& info) { WriteOutput(info, &json); });
   }
+  if (report.processor) WriteProcessor(*report.processor, &json);
   WriteFound(report, &json);
   if (!report.more.empty()) {
     WriteList("more", report.more, &json, [&](const auto& one) {
@@ -195,6 +212,7 @@ void PrintText(const Report& report, std::ostream& out) {
         << " MB, workspace " << Mega(report.workspace_peak_bytes) << " MB, peak RSS "
         << Mega(report.rss_peak_bytes) << " MB\n";
   }
+  if (report.processor) PrintProcessor(*report.processor, out);
   if (report.bench) {
     const Statistics s = Summarise(report.bench->times_ms);
     out << report.bench->times_ms.size() << " runs after " << report.bench->warmup

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <edgepack/errors.h>
+#include <edgepack/model.h>
 #include <edgepack/tensor.h>
 
 #include "found.h"
@@ -41,6 +42,8 @@ struct Report : Found {
   std::size_t arena_bytes = 0;
   std::size_t params_bytes = 0;
   std::size_t workspace_peak_bytes = 0;
+  /// Of a model with a plan for a GPU.
+  std::optional<Processor> processor;
   std::vector<TensorInfo> outputs;
   /// Of a batch: what the photos after the first show.
   std::vector<std::pair<std::string, Found>> more;

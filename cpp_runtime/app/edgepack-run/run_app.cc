@@ -517,6 +517,7 @@ Report Execute(const Options& options, const BundleFolder& bundle) {
   report.model = session.model().name();
   report.arena_bytes = session.model().arena_bytes();
   report.params_bytes = session.model().params_bytes();
+  report.processor = session.model().processor();
   if (options.load_only) {
     LoadRest(options, bundle, &session);
     report.rss_peak_bytes = PeakRssBytes();
@@ -532,6 +533,7 @@ Report Execute(const Options& options, const BundleFolder& bundle) {
     SetInputs(options.inputs, &session);
   }
   Run(options, &session, &report);
+  report.processor = session.model().processor();
   for (const TensorView& output : session.outputs()) report.outputs.push_back(*output.info);
   report.workspace_peak_bytes = Workspace::Global().peak_bytes();
   CompareOutputs(options, bundle, session, &report);
@@ -590,6 +592,7 @@ Report Execute(const Options& options, const BundleFolder& bundle) {
       report.rss_peak_bytes = PeakRssBytes();
       PrintJson(report, text);
       metrics.Add(all.ms() / 1000);
+      metrics.SetProcessor(session.model().processor());
       if (preview) preview->Show(seen.image, report, text.str());
     } catch (const Error& error) {
       if (error.exit_code == kExitBundle) throw;
@@ -636,6 +639,7 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
   model.inputs = session.inputs();
   model.outputs = session.model().outputs();
   model.states = session.model().states();
+  model.processor = [&] { return session.model().processor(); };
   model.reset = [&] { session.Reset(); };
   model.run = [&]() -> const std::vector<TensorView>& {
     session.Run();

@@ -173,7 +173,9 @@ class ModelServer {
     if (path == "/v2/health/live") return Json("{\"live\":true}\n");
     if (path == "/v2/health/ready") return Json("{\"ready\":true}\n");
     if (path == "/metrics") {
-      HttpAnswer answer = Json(metrics_.Text({queue_.size(), queue_most_, server_.connections()}));
+      HttpAnswer answer =
+          Json(metrics_.Text({queue_.size(), queue_most_, server_.connections(),
+                              model_.processor ? model_.processor() : std::nullopt}));
       answer.content_type = kMetricsType;
       return answer;
     }

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <string_view>
@@ -21,6 +22,8 @@ struct ServedModel {
   std::vector<TensorInfo> outputs;  ///< as the model has them, before any run
   /// Inputs that a request need not give: no request sees what another one left.
   std::vector<ModelState> states;
+  /// Which processor runs it; nothing if no plan is for a GPU.
+  std::function<std::optional<Processor>()> processor;
   /// Makes the states what they are at first. None is needed where there are none.
   std::function<void()> reset;
   /// Runs the model on what its inputs hold; its outputs.

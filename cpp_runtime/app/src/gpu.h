@@ -3,7 +3,9 @@
 #include <cstddef>
 #include <filesystem>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "graph.h"
@@ -30,6 +32,30 @@ class GpuSession {
   virtual void Launch(std::size_t first, std::size_t end) = 0;
   /// Returns when everything is done. Throws GpuError if something of it failed.
   virtual void Wait() = 0;
+};
+
+/// Whether a GPU still runs a model that the CPU could run, too. Any number of threads may use it.
+class GpuHealth {
+ public:
+  /// So many runs may fail, one after the other, until nobody asks the GPU any more: a driver that
+  /// has lost its device does not find it again while the program runs.
+  static constexpr std::size_t kMostFailures = 3;
+
+  [[nodiscard]] bool works() const;
+  /// A run went well.
+  void Worked();
+  /// A run failed.
+  void Failed(const std::string& why);
+  /// The GPU was not there to begin with.
+  void GiveUp(const std::string& why);
+  /// All runs that failed, and why the last one did.
+  [[nodiscard]] std::pair<std::size_t, std::string> failures() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::size_t all_ = 0;
+  std::size_t in_a_row_ = 0;
+  std::string why_;
 };
 
 /// A model's kernels and parameters on a GPU, which sessions share.

@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <string>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 #include <edgepack/errors.h>
@@ -56,7 +58,42 @@ Model::State::State(const std::filesystem::path& folder)
   if (!graph.gpu.api.empty()) gpu = OpenGpu({&graph, folder, params.data()});
 }
 
-Model::Model(const std::filesystem::path& folder) : state_(std::make_shared<const State>(folder)) {}
+namespace {
+
+bool AreAlike(const std::vector<TensorInfo>& one, const std::vector<TensorInfo>& other) {
+  const auto alike = [](const TensorInfo& a, const TensorInfo& b) {
+    return a.name == b.name && a.dtype == b.dtype && a.shape == b.shape;
+  };
+  return std::equal(one.begin(), one.end(), other.begin(), other.end(), alike);
+}
+
+}  // namespace
+
+Model::Model(std::shared_ptr<const State> state) : state_(std::move(state)) {}
+
+Model::Model(const std::filesystem::path& folder) {
+  const std::filesystem::path other = folder / "cpu";
+  std::error_code unknown;
+  if (!std::filesystem::exists(other / "graph.json", unknown)) {
+    state_ = std::make_shared<const State>(folder);
+    return;
+  }
+  const auto on_cpu = std::make_shared<State>(other);
+  const auto health = std::make_shared<GpuHealth>();
+  try {
+    const auto state = std::make_shared<State>(folder);
+    if (!AreAlike(state->inputs, on_cpu->inputs) || !AreAlike(state->outputs, on_cpu->outputs)) {
+      throw BundleError("the plans for the GPU and for the CPU have other inputs or outputs");
+    }
+    state->on_cpu = Model(std::shared_ptr<const State>(on_cpu));
+    state->health = health;
+    state_ = state;
+  } catch (const GpuError& error) {
+    health->GiveUp(error.message);
+    on_cpu->health = health;
+    state_ = on_cpu;
+  }
+}
 
 const std::string& Model::name() const { return state_->graph.model; }
 std::size_t Model::arena_bytes() const { return state_->graph.arena_bytes; }
@@ -65,5 +102,21 @@ const std::vector<Layer>& Model::layers() const { return state_->layers; }
 const std::vector<TensorInfo>& Model::inputs() const { return state_->inputs; }
 const std::vector<TensorInfo>& Model::outputs() const { return state_->outputs; }
 const std::vector<ModelState>& Model::states() const { return state_->graph.states; }
+
+std::optional<Processor> Model::processor() const {
+  if (state_->gpu == nullptr && state_->health == nullptr) return std::nullopt;
+  Processor found;
+  found.on_gpu = state_->gpu != nullptr;
+  if (state_->health != nullptr) {
+    found.on_gpu = found.on_gpu && state_->health->works();
+    std::tie(found.failures, found.why) = state_->health->failures();
+  }
+  try {
+    if (found.on_gpu) found.gpu = state_->gpu->name();
+  } catch (const GpuError& error) {
+    found.why = error.message;
+  }
+  return found;
+}
 
 }  // namespace edgepack

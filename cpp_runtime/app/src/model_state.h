@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <edgepack/model.h>
@@ -31,6 +32,10 @@ struct Model::State {
   std::vector<Layer> layers;
   /// Null if the plan has nothing for one.
   std::shared_ptr<const Gpu> gpu;
+  /// The same model for the CPU alone, if there is a plan for that, too.
+  std::optional<Model> on_cpu;
+  /// Null if there is one plan only.
+  std::shared_ptr<GpuHealth> health;
 };
 
 }  // namespace edgepack

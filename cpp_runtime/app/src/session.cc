@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <new>
@@ -66,10 +67,7 @@ struct Session::State {
         args[i].push_back(arg);
       }
     }
-    if (shared().gpu != nullptr) {
-      gpu = shared().gpu->NewSession(arena.data());
-      FindStretches();
-    }
+    if (shared().gpu != nullptr) OpenGpuSession();
     for (std::size_t i = 0; i < graph.inputs.size(); ++i) {
       inputs.push_back({&model.inputs()[i], tensors[graph.inputs[i]].data});
     }
@@ -110,6 +108,45 @@ struct Session::State {
     view.strides = const_cast<std::int64_t*>(shared().strides[index].data());
     // NOLINTEND(cppcoreguidelines-pro-type-const-cast)
     return view;
+  }
+
+  void OpenGpuSession() {
+    try {
+      gpu = shared().gpu->NewSession(arena.data());
+    } catch (const GpuError& error) {
+      if (!shared().on_cpu) throw;
+      shared().health->Failed(error.message);
+      return;
+    }
+    FindStretches();
+    if (shared().on_cpu) keeps_inputs = LeavesInputs();
+  }
+
+  /// Whether a run writes nothing of the host's arena where its inputs are.
+  [[nodiscard]] bool LeavesInputs() const {
+    const Graph& graph = shared().graph;
+    const auto leaves = [&](std::size_t offset, std::size_t bytes) {
+      return std::none_of(graph.inputs.begin(), graph.inputs.end(), [&](std::size_t index) {
+        const GraphTensor& input = graph.tensors[index];
+        return offset < input.offset + input.info.bytes && input.offset < offset + bytes;
+      });
+    };
+    for (const GpuCopy& copy : graph.gpu.copies) {
+      if (!copy.to_gpu && !leaves(copy.offset, copy.bytes)) return false;
+    }
+    for (std::size_t i = 0; i < graph.calls.size(); ++i) {
+      if (shared().kernels[i] == nullptr) continue;
+      for (const std::size_t index : graph.calls[i].args) {
+        const GraphTensor& tensor = graph.tensors[index];
+        const bool is_input =
+            std::find(graph.inputs.begin(), graph.inputs.end(), index) != graph.inputs.end();
+        if (tensor.storage == Storage::kArena && !is_input &&
+            !leaves(tensor.offset, tensor.info.bytes)) {
+          return false;
+        }
+      }
+    }
+    return true;
   }
 
   /// What the GPU does at each call: copies before it, and from it on launches up to the next copy,
@@ -236,6 +273,54 @@ struct Session::State {
     }
   }
 
+  /// One run, by the CPU's plan where the GPU fails.
+  void Whole() {
+    if (!shared().on_cpu) {
+      All(true, [](std::size_t) {});
+      return;
+    }
+    if (gpu != nullptr && shared().health->works()) {
+      KeepInputs();
+      try {
+        All(true, [](std::size_t) {});
+        shared().health->Worked();
+        return;
+      } catch (const GpuError& error) {
+        shared().health->Failed(error.message);
+      }
+      BringInputsBack();
+    }
+    WholeOnCpu();
+  }
+
+  void KeepInputs() {
+    if (keeps_inputs) return;
+    kept.resize(inputs.size());
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const char* const data = static_cast<const char*>(inputs[i].data);
+      kept[i].assign(data, data + inputs[i].info->bytes);
+    }
+  }
+
+  void BringInputsBack() const {
+    for (std::size_t i = 0; i < kept.size(); ++i) {
+      if (!kept[i].empty()) std::memcpy(inputs[i].data, kept[i].data(), kept[i].size());
+    }
+  }
+
+  void WholeOnCpu() {
+    if (on_cpu == nullptr) on_cpu = std::make_unique<State>(*shared().on_cpu, pool);
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const std::size_t bytes = inputs[i].info->bytes;
+      if (bytes > 0) std::memcpy(on_cpu->inputs[i].data, inputs[i].data, bytes);
+    }
+    on_cpu->All(true, [](std::size_t) {});
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      found[i] = on_cpu->found[i];
+      if (found[i].bytes > 0) std::memcpy(outputs[i].data, on_cpu->outputs[i].data, found[i].bytes);
+    }
+  }
+
   /// One run. `together`: nobody looks at single calls, so many may be started at once.
   template <typename After>
   void All(bool together, const After& after) {
@@ -284,6 +369,12 @@ struct Session::State {
   MemoryMap arena;
   /// Null if the plan has nothing for one.
   std::unique_ptr<GpuSession> gpu;
+  /// The same model by its plan for the CPU, once the GPU has failed.
+  std::unique_ptr<State> on_cpu;
+  /// Whether inputs are as they were given when a run of the GPU's plan has failed; else they are
+  /// `kept` before it.
+  bool keeps_inputs = false;
+  std::vector<std::vector<char>> kept;
   /// One for each call, and one for the end; none without a GPU.
   std::vector<Stretch> stretches;
   /// Whether nobody looks at single calls.
@@ -328,7 +419,7 @@ void Session::Reset() {
 
 void Session::Run() {
   const ThreadPool::Use use(state_->pool);
-  state_->All(true, [](std::size_t) {});
+  state_->Whole();
 }
 
 void Session::Run(const std::function<void(std::size_t)>& after) {

@@ -1,8 +1,11 @@
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -11,6 +14,7 @@
 #include <edgepack/thread_pool.h>
 #include <edgepack/workspace.h>
 
+#include "gpu.h"
 #include "support.h"
 
 namespace edgepack::testing {
@@ -319,6 +323,53 @@ TEST_CASE("kernels that fail say why") {
   WriteModel(folder.path(), Replace(GraphText(), "[0, 1, 2]", "[0, 1, 2, 2]"));
   Session session{Model(folder.path())};
   CHECK(MessageOf<std::runtime_error>([&] { session.Run(); }) == "kernel add: add takes 3 tensors");
+}
+
+TEST_CASE("a GPU is given up after three failures in a row") {
+  GpuHealth health;
+  health.Failed("first");
+  health.Failed("second");
+  CHECK(health.works());
+  health.Worked();
+  health.Failed("third");
+  health.Failed("fourth");
+  CHECK(health.works());
+  health.Failed("fifth");
+  CHECK(!health.works());
+  // A run that had begun before.
+  health.Worked();
+  CHECK(!health.works());
+  CHECK(health.failures() == std::make_pair(std::size_t{5}, std::string("fifth")));
+  GpuHealth absent;
+  absent.GiveUp("no driver");
+  CHECK(!absent.works());
+  CHECK(absent.failures() == std::make_pair(std::size_t{0}, std::string("no driver")));
+}
+
+TEST_CASE("a plan for the CPU runs where the GPU's driver is not there") {
+  const TempFolder folder;
+  const std::string gpu =
+      R"("gpu": {"api": "cuda", "arch": "sm_87", "driver": "12.2", "launches": [], "copies": []},)";
+  WriteModel(folder.path(), Replace(GraphText(), "\"inputs\"", gpu + " \"inputs\""));
+  std::filesystem::create_directory(folder.path() / "cpu");
+  WriteModel(folder.path() / "cpu");
+  // Where there is one, the kernels that it is to load are not.
+  try {
+    Session session{Model(folder.path())};
+    const std::optional<Processor> processor = session.model().processor();
+    REQUIRE(processor);
+    CHECK(!processor->on_gpu);
+    CHECK(!processor->why.empty());
+    const std::vector<float> x = {1, 2, 3, 4};
+    session.SetInput(0, Info(DType::kFloat32, {1, 4}), x.data());
+    session.Run();
+    const auto* y = static_cast<const float*>(session.outputs()[0].data);
+    CHECK(std::vector<float>(y, y + 4) == std::vector<float>{22, 44, 66, 88});
+  } catch (const BundleError& error) {
+    CHECK(Contains(error.message, "kernels.cubin"));
+  }
+  WriteModel(folder.path());
+  CHECK(!Model(folder.path() / "cpu").processor());
 }
 
 }  // namespace edgepack::testing

@@ -47,6 +47,19 @@ Report FullReport() {
 
 }  // namespace
 
+TEST_CASE("of a model for a GPU it is said which processor runs it") {
+  Report report;
+  report.model = "m";
+  CHECK(!Contains(Text(report), "on the"));
+  report.processor = Processor{true, "Mali-G610", 0, ""};
+  CHECK(Contains(Text(report), "on the GPU, Mali-G610\n"));
+  report.processor = Processor{false, "", 3, "it is gone"};
+  CHECK(Contains(Text(report), "on the CPU; 3 runs failed on the GPU: it is gone\n"));
+  std::ostringstream json;
+  PrintJson(report, json);
+  CHECK(Contains(json.str(), R"("processor":{"on":"cpu","gpu_failures":3,"why":"it is gone"})"));
+}
+
 TEST_CASE("boxes are written") {
   Report report;
   report.boxes.emplace();

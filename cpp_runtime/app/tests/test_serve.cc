@@ -15,6 +15,7 @@
 #include "common/json.h"
 #include "http_client.h"
 #include "http_server.h"
+#include "metrics.h"
 #include "run_app.h"
 #include "serve.h"
 #include "support.h"
@@ -490,6 +491,17 @@ TEST_CASE("addresses") {
     CHECK_THROWS_AS(parse(bad), UsageError);
   }
   CHECK_THROWS_AS(parse("unix:/" + std::string(200, 'a')), UsageError);
+}
+
+TEST_CASE("metrics say which processor runs a model that has a plan for a GPU") {
+  const ServerMetrics metrics;
+  CHECK(!Contains(metrics.Text({}), "gpu"));
+  const std::string text = metrics.Text({0, 0, 0, Processor{false, "", 3, "it is gone"}});
+  CHECK(Contains(text, "\nedgepack_on_gpu 0\n"));
+  CHECK(Contains(text, "\nedgepack_gpu_failures_total 3\n"));
+  FrameMetrics frames;
+  frames.SetProcessor(Processor{true, "a GPU", 0, ""});
+  CHECK(Contains(frames.Text(), "\nedgepack_on_gpu 1\n"));
 }
 
 }  // namespace edgepack::testing

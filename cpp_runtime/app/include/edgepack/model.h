@@ -42,6 +42,14 @@ inline std::vector<std::size_t> InputsBesides(const std::vector<ModelState>& sta
   return besides;
 }
 
+/// Which processor runs a model that has a plan for a GPU.
+struct Processor {
+  bool on_gpu = false;
+  std::string gpu;           ///< its name as the driver says it; empty if there is none
+  std::size_t failures = 0;  ///< runs that the GPU failed in, and the CPU did instead
+  std::string why;           ///< what the GPU said last when it failed, or why it is not there
+};
+
 /// A compiled model: the kernels of model.so, the order of graph.json in which they are called, and
 /// parameters that are mapped from params.bin and never copied. Sessions run it.
 ///
@@ -49,7 +57,9 @@ inline std::vector<std::size_t> InputsBesides(const std::vector<ModelState>& sta
 /// files are unmapped when the last copy and the last session are gone.
 class Model {
  public:
-  /// Loads the three files of `folder`. Throws BundleError.
+  /// Loads the three files of `folder`. If it is for a GPU and has the plan for the CPU in its own
+  /// folder `cpu`, that runs the model where the GPU cannot. Throws BundleError, and GpuError where
+  /// there is no other plan.
   explicit Model(const std::filesystem::path& folder);
 
   [[nodiscard]] const std::string& name() const;
@@ -67,9 +77,13 @@ class Model {
 
   [[nodiscard]] const std::vector<ModelState>& states() const;
 
+  /// Nothing if no plan of it is for a GPU. It may be another one after each run.
+  [[nodiscard]] std::optional<Processor> processor() const;
+
  private:
   friend class Session;
   struct State;
+  explicit Model(std::shared_ptr<const State> state);
   std::shared_ptr<const State> state_;
 };
 
