@@ -25,6 +25,7 @@ from edgepack.base.paths import cache_dir
 from edgepack.boards import get_board
 from edgepack.cli import main
 from edgepack.compiler import compile_model
+from edgepack.compiler.gpu import tensor_cores
 from edgepack.compiler.gpu.nvrtc import Nvrtc, NvrtcError, find_nvrtc
 from edgepack.compiler.precision import FULL, Precision
 from edgepack.gpus import Gpu, find_local
@@ -266,6 +267,27 @@ def test_half_precision_stores_halves_and_computes_in_float32(opencl: Gpu, tmp_p
         assert np.abs(exact - other).max() / np.abs(other).max() < 1e-5 < error < 5e-3
 
 
+def test_tensor_cores(opencl: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels for them, by a macro in the place of their instruction that does the same."""
+    monkeypatch.setattr(tensor_cores, "has_them", lambda _: True)
+    b = Builder(seed=9)
+    x = b.op("Relu", b.conv("x", 3, 40, strides=[2, 2]))
+    y = b.op("Add", b.conv(b.conv(x, 40, 72, kernel=1), 72, 40), x)
+    y = b.op("Relu", b.conv(y, 40, 48, kernel=5, group=4, strides=[2, 1], pads=[2, 1, 2, 0]))
+    y = b.op("ConvTranspose", y, b.weight(48, 33, 3, 3), b.weight(33), strides=[2, 2])
+    y = b.op("Relu", b.conv(y, 33, 130, dilations=[2, 2], pads=[2, 2, 2, 2]))
+    y = b.op("Relu", b.conv(y, 130, 6))
+    b.op("AveragePool", y, kernel_shape=[2, 2], outputs=["y"])
+    path = b.save(tmp_path / "model.onnx", {"x": [2, 3, 21, 26]}, {"y": None})
+    x = np.random.default_rng(1).normal(size=(2, 3, 21, 26)).astype("float32")
+    (due,) = _reference(path, {"x": x})
+    half = _bundle(path, opencl, tmp_path / "bundle", Precision(name="float16", samples=((x,),)))
+    text = (half / "model/kernels.cl").read_text()
+    assert text.count("MMA(sum") == 6
+    (got,) = _run(half, [x], 1)
+    assert np.abs(got - due).max() / np.abs(due).max() < 2e-3
+
+
 def test_a_part_of_a_convolution_is_its_own_pixels(opencl: Gpu, tmp_path: Path) -> None:
     """What is cut off at the end is less to make, and moves nothing."""
     b = Builder()
@@ -455,6 +477,8 @@ def test_nvrtc_compiles_halves(arch: str, tmp_path: Path) -> None:
     onnx.save(_halves(), path)
     text = _cuda_text(path, Precision(name="float16"), arch)
     assert "LOAD_HALF(x" in text
+    # Those of older ones take other tiles.
+    assert ("MMA(sum" in text) == (arch != "sm_72")
     assert Nvrtc(find_nvrtc("12.2")).compile(text, arch).startswith(b"\x7fELF")
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -25,11 +26,11 @@ from edgepack.compiler.tiles.expression import Expression
 from edgepack.gpus import Gpu
 
 # Of K at a time: one load of four weights for each thread of a small tile.
-_DEPTH = 16
+DEPTH = 16
 # More pixels than these are worth a tile.
 _FEW = 4
 # What both interfaces let a grid have in its third direction.
-_GRID_Z = 65535
+GRID_Z = 65535
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,21 @@ class GroupTile:
         products = self.own_outs * self.own_columns
         loads = self.own_outs / 4 + self.own_columns / 4
         return products / (products + 2 * loads)
+
+
+class Tile(Protocol):
+    """A group's part of the product, as `GroupTile` has it."""
+
+    @property
+    def outs(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
+    @property
+    def own_outs(self) -> int: ...
+    @property
+    def own_columns(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
 
 
 TILES = (
@@ -89,7 +105,7 @@ class ProductSite:
 
 def takes(operator: Convolution) -> bool:
     """Whether a grid has places for all groups and phases."""
-    return operator.groups * phase_count(operator) <= _GRID_Z
+    return operator.groups * phase_count(operator) <= GRID_Z
 
 
 def phase_count(operator: Convolution) -> int:
@@ -103,14 +119,15 @@ def make(site: ProductSite) -> tuple[DeviceKernel, tuple[np.ndarray, ...], str]:
     Its arguments are the image, the gate if there is one, the operands, the constants, the output
     and scratch memory.
     """
-    if site.output.batch * site.output.pixels <= _FEW and _is_plain(site):
-        return _FewPixels(site).kernel()
-    return _TiledProduct(site, *choose(site)).kernel()
+    if has_few_pixels(site):
+        return FewPixels(site).kernel()
+    return TiledProduct(site, *choose(site)).kernel()
 
 
-def _is_plain(site: ProductSite) -> bool:
-    """Whether each result is a product of all that the image has."""
-    return site.operator.groups == 1 and _copies(site)
+def has_few_pixels(site: ProductSite) -> bool:
+    """Whether each result is a product of all that the image has, and there are few pixels."""
+    few = site.output.batch * site.output.pixels <= _FEW
+    return few and site.operator.groups == 1 and _copies(site)
 
 
 def _copies(site: ProductSite) -> bool:
@@ -132,8 +149,8 @@ def choose(site: ProductSite) -> tuple[GroupTile, int]:
     operator, output, gpu = site.operator, site.output, site.gpu
     outs = operator.weight.shape[0] // operator.groups
     phases = phase_count(operator)
-    columns = output.batch * math.prod(_phase_size(operator, output))
-    depth = _depths(operator) * _DEPTH
+    columns = output.batch * math.prod(phase_size(operator, output))
+    depth = depths_of(operator) * DEPTH
     best: tuple[float, GroupTile, int] | None = None
     for tile in TILES:
         if tile.threads > gpu.threads or _shared_bytes(tile) > gpu.shared_kb << 10:
@@ -141,9 +158,9 @@ def choose(site: ProductSite) -> tuple[GroupTile, int]:
         tiles = groups(outs, tile.outs) * groups(columns, tile.columns)
         tiles *= operator.groups * phases
         for parts in (1, 2, 4, 8, 16, 32):
-            if parts > 1 and depth // parts < 4 * _DEPTH:
+            if parts > 1 and depth // parts < 4 * DEPTH:
                 break
-            if operator.groups * phases * parts > _GRID_Z:
+            if operator.groups * phases * parts > GRID_Z:
                 break
             at_once = max(1, min(4, 2048 // max(tile.threads, 1) // 2))
             waves = math.ceil(tiles * parts / (gpu.processors * at_once))
@@ -151,7 +168,7 @@ def choose(site: ProductSite) -> tuple[GroupTile, int]:
             busy = min(1.0, together * tile.threads / 256)
             share = math.ceil(depth / parts)
             work = share * tile.outs * tile.columns / (gpu.lanes * tile.efficiency * busy)
-            waits = share / _DEPTH * 120 / together
+            waits = share / DEPTH * 120 / together
             time = waves * (together * work + waits + 1500)
             if parts > 1:
                 results = outs * operator.groups * output.batch * output.pixels
@@ -163,10 +180,10 @@ def choose(site: ProductSite) -> tuple[GroupTile, int]:
 
 
 def _shared_bytes(tile: GroupTile) -> int:
-    return 2 * _DEPTH * (tile.outs + tile.columns) * 4
+    return 2 * DEPTH * (tile.outs + tile.columns) * 4
 
 
-def _phase_size(operator: Convolution, output: PlainImage) -> tuple[int, int]:
+def phase_size(operator: Convolution, output: PlainImage) -> tuple[int, int]:
     """Rows and columns of the pixels that the largest phase makes."""
     if not isinstance(operator, TransposedConvolution):
         return output.height, output.width
@@ -181,20 +198,20 @@ def _taps(operator: Convolution) -> tuple[int, int]:
     return groups(rows, operator.stride[0]), groups(columns, operator.stride[1])
 
 
-def _depths(operator: Convolution) -> int:
+def depths_of(operator: Convolution) -> int:
     """Tiles of K: of each tap its channels, or of all taps together where those are few."""
     ins = int(operator.weight.shape[1])
     rows, columns = _taps(operator)
     if _is_flat(operator):
-        return groups(ins * rows * columns, _DEPTH)
-    return rows * columns * groups(ins, _DEPTH)
+        return groups(ins * rows * columns, DEPTH)
+    return rows * columns * groups(ins, DEPTH)
 
 
 def _is_flat(operator: Convolution) -> bool:
     """Whether a tile of K has several taps."""
     ins = int(operator.weight.shape[1])
     taps = math.prod(_taps(operator))
-    return taps > 1 and ins % _DEPTH != 0 and ins < 4 * _DEPTH
+    return taps > 1 and ins % DEPTH != 0 and ins < 4 * DEPTH
 
 
 def _epilogue(
@@ -213,18 +230,20 @@ def _epilogue(
     return constant, operand
 
 
-class _TiledProduct:
-    def __init__(self, site: ProductSite, tile: GroupTile, parts: int) -> None:
+class TiledProduct:
+    """The kernel of a site; its tile is a group's."""
+
+    def __init__(self, site: ProductSite, tile: Tile, parts: int) -> None:
         self.site, self.tile, self.parts = site, tile, parts
         self.operator = site.operator
         self.outs = self.operator.weight.shape[0] // self.operator.groups
         self.ins = int(self.operator.weight.shape[1])
         self.transposed = isinstance(self.operator, TransposedConvolution)
         self.phases = phase_count(self.operator)
-        self.height, self.width = _phase_size(self.operator, site.output)
+        self.height, self.width = phase_size(self.operator, site.output)
         self.columns = site.output.batch * self.height * self.width
         self.flat = _is_flat(self.operator)
-        self.depths = _depths(self.operator)
+        self.depths = depths_of(self.operator)
         self.dtypes: dict[str, str] = {}
 
     # ------------------------------------------------ constants
@@ -244,7 +263,7 @@ class _TiledProduct:
 
     @property
     def _packed_shape(self) -> tuple[int, int]:
-        return self.depths * _DEPTH, self.padded
+        return self.depths * DEPTH, self.padded
 
     def _phase_weights(self) -> list[np.ndarray]:
         """The window of each phase, its taps in the order of the pixels that they read."""
@@ -266,7 +285,7 @@ class _TiledProduct:
         grouped = weight.reshape(self.operator.groups, self.outs, self.ins, taps)
         if self.flat:
             return grouped.reshape(self.operator.groups, self.outs, -1)
-        depth = groups(self.ins, _DEPTH) * _DEPTH
+        depth = groups(self.ins, DEPTH) * DEPTH
         whole = np.zeros((self.operator.groups, self.outs, taps, depth), "float32")
         whole[..., : self.ins] = grouped.swapaxes(2, 3)
         return whole.reshape(self.operator.groups, self.outs, -1)
@@ -304,7 +323,7 @@ class _TiledProduct:
                 args=tuple(map(names.index, [*read, "part" if self.parts > 1 else "y"])),
             )
         ]
-        text = self._product(read)
+        text = self.product(read)
         if self.parts > 1:
             added = ["part", "bias", *operands, *own]
             text += self._sum(added)
@@ -320,29 +339,18 @@ class _TiledProduct:
         shown = f"{tile.outs}x{tile.columns}" + (f", {self.parts} parts" if self.parts > 1 else "")
         return made, constants, shown
 
-    def _product(self, read: list[str]) -> str:
+    def product(self, read: list[str]) -> str:
+        """The text of the function that makes the sums."""
         tile = self.tile
         own_outs, own_columns = tile.own_outs, tile.own_columns
         across = tile.columns // own_columns
-        weights4 = _DEPTH * tile.outs // 4
-        loads = _DEPTH * tile.columns // tile.threads
-        arguments = parameters(read, [self.dtypes[name] for name in read])
-        result = "float" if self.parts > 1 else element(self.dtypes["y"])
-        member = f"GROUP_Z / {self.parts}" if self.parts > 1 else "GROUP_Z"
-        part = f"GROUP_Z % {self.parts}" if self.parts > 1 else "0"
-        count = self.operator.groups
-        group = f"member % {count}" if self.transposed else "member"
+        weights4 = DEPTH * tile.outs // 4
+        loads = DEPTH * tile.columns // tile.threads
         return f"""
-KERNEL({tile.threads}) @product({arguments}, GLOBAL {result}* RESTRICT y) {{
-  SHARED float4 ws[2][{_DEPTH}][{tile.outs // 4}];
-  SHARED float4 xs[2][{_DEPTH}][{tile.columns // 4}];
-  const int t = THREAD, member = {member}, part = {part}, g = {group};
-  const int m0 = GROUP_Y * {tile.outs}, n0 = GROUP_X * {tile.columns};
-  const int row = t / {tile.columns}, column = t % {tile.columns};
-  const int n = n0 + column;
-  const int inside = n < {self.columns};
-{self._place()}
-{self._range()}
+KERNEL({tile.threads}) @product({self.arguments(read)}) {{
+  SHARED float4 ws[2][{DEPTH}][{tile.outs // 4}];
+  SHARED float4 xs[2][{DEPTH}][{tile.columns // 4}];
+{self.begin()}
   float sum[{own_outs}][{own_columns}];
   {"HALF4_LOADED" if self._half_weights else "float4"} w4[{groups(weights4, tile.threads)}];
   {"HALF_LOADED" if self._waits else "float"} x1[{loads}];
@@ -358,12 +366,13 @@ KERNEL({tile.threads}) @product({arguments}, GLOBAL {result}* RESTRICT y) {{
       BARRIER();
     }}
     if (k < last) {{
-{self._load(weights4, loads)}
+{self._load_weights(weights4)}
+{self.load_pixels(loads)}
     }}
     if (k > first) {{
       const int b = (k - first - 1) & 1;
 #pragma unroll
-      for (int d = 0; d < {_DEPTH}; ++d) {{
+      for (int d = 0; d < {DEPTH}; ++d) {{
         float a[{own_outs}], c[{own_columns}];
 {_read("a", "ws", "tm", own_outs, tile.outs)}
 {_read("c", "xs", "tn", own_columns, tile.columns)}
@@ -374,8 +383,31 @@ KERNEL({tile.threads}) @product({arguments}, GLOBAL {result}* RESTRICT y) {{
       }}
     }}
   }}
-{self._finish()}
+{self.finish()}
 }}
+"""
+
+    def arguments(self, read: list[str]) -> str:
+        """The text of what a function reads, and of what it makes."""
+        given = parameters(read, [self.dtypes[name] for name in read])
+        result = "float" if self.parts > 1 else element(self.dtypes["y"])
+        return f"{given}, GLOBAL {result}* RESTRICT y"
+
+    def begin(self) -> str:
+        """Declares which part of the product a thread has: the tile from row m0 and column n0 on,
+        and the column and the row of K of the pixels that it reads."""
+        tile = self.tile
+        member = f"GROUP_Z / {self.parts}" if self.parts > 1 else "GROUP_Z"
+        part = f"GROUP_Z % {self.parts}" if self.parts > 1 else "0"
+        group = f"member % {self.operator.groups}" if self.transposed else "member"
+        return f"""
+  const int t = THREAD, member = {member}, part = {part}, g = {group};
+  const int m0 = GROUP_Y * {tile.outs}, n0 = GROUP_X * {tile.columns};
+  const int row = t / {tile.columns}, column = t % {tile.columns};
+  const int n = n0 + column;
+  const int inside = n < {self.columns};
+{self._place()}
+{self._range()}
 """
 
     def _place(self) -> str:
@@ -425,10 +457,10 @@ KERNEL({tile.threads}) @product({arguments}, GLOBAL {result}* RESTRICT y) {{
         depths = str(self.depths)
         lines = []
         if not self._even:
-            each = groups(self.ins, _DEPTH)
+            each = groups(self.ins, DEPTH)
             count = f"rows * columns * {each}"
             if self.flat:
-                count = f"(rows * columns * {self.ins} + {_DEPTH - 1}) / {_DEPTH}"
+                count = f"(rows * columns * {self.ins} + {DEPTH - 1}) / {DEPTH}"
             lines.append(f"const int depths = {count};")
             depths = "depths"
         share = f"({depths} + {self.parts - 1}) / {self.parts}" if self.parts > 1 else depths
@@ -451,12 +483,11 @@ KERNEL({tile.threads}) @product({arguments}, GLOBAL {result}* RESTRICT y) {{
         operator = self.operator
         return not self.transposed or not any(np.mod(operator.kernel, operator.stride))
 
-    def _load(self, weights4: int, loads: int) -> str:
-        tile, image = self.tile, self.site.image
-        step = tile.threads // tile.columns
+    def _load_weights(self, weights4: int) -> str:
+        tile = self.tile
         lines = [
             f"const GLOBAL {element(self.dtypes['w'])}* from = w + ((INT64)member * "
-            f"{self.depths * _DEPTH} + k * {_DEPTH}) * {self.padded} + m0;"
+            f"{self.depths * DEPTH} + k * {DEPTH}) * {self.padded} + m0;"
         ]
         four = "HALF4_AT(from, {})"
         if not self._half_weights:
@@ -466,12 +497,19 @@ KERNEL({tile.threads}) @product({arguments}, GLOBAL {result}* RESTRICT y) {{
             guard = f"if ({at} < {weights4}) " if (index + 1) * tile.threads > weights4 else ""
             place = f"{at} / {tile.outs // 4} * {self.padded // 4} + {at} % {tile.outs // 4}"
             lines.append(f"{guard}w4[{index}] = {four.format(place)};")
+        return "\n".join("      " + line for line in lines)
+
+    def load_pixels(self, loads: int) -> str:
+        """Sets `x1` to what a thread reads of its own column's windows, for tile `k` of K."""
+        tile, image = self.tile, self.site.image
+        step = tile.threads // tile.columns
+        lines = []
         rows, columns = map(str, _taps(self.operator)) if self._even else ("rows", "columns")
         taps = f"({rows} * {columns})"
         dilation = self.operator.dilation
         if not self.flat:
-            depths = groups(self.ins, _DEPTH)
-            lines.append(f"const int c0 = k % {depths} * {_DEPTH} + row;")
+            depths = groups(self.ins, DEPTH)
+            lines.append(f"const int c0 = k % {depths} * {DEPTH} + row;")
             if _copies(self.site):
                 lines.append("const int here = pixel, seen = inside;")
             else:
@@ -486,7 +524,7 @@ KERNEL({tile.threads}) @product({arguments}, GLOBAL {result}* RESTRICT y) {{
         for index in range(loads):
             if self.flat:
                 lines += [
-                    f"{{ const int d = k * {_DEPTH} + row + {index * step};",
+                    f"{{ const int d = k * {DEPTH} + row + {index * step};",
                     f"  const int c = d / {taps}, tap = d % {taps};",
                     f"  const int v = top + tap / {columns} * {dilation[0]};",
                     f"  const int h = left + tap % {columns} * {dilation[1]};",
@@ -500,7 +538,7 @@ KERNEL({tile.threads}) @product({arguments}, GLOBAL {result}* RESTRICT y) {{
             place = image.index("0", channel, "here")
             if not image.rows:
                 place = f"{channel} * {image.pixels} + here"
-            whole = self.ins % _DEPTH == 0
+            whole = self.ins % DEPTH == 0
             seen = "seen" if whole else f"(seen & (c0 + {index * step} < {self.ins}))"
             lines.append(f"x1[{index}] = {seen} ? {self._pixel(place, channel)} : {self._none};")
         return "\n".join("      " + line for line in lines)
@@ -537,18 +575,27 @@ KERNEL({tile.threads}) @product({arguments}, GLOBAL {result}* RESTRICT y) {{
         ]
         return "\n".join("      " + line for line in lines)
 
-    def _finish(self) -> str:
+    def member(self, rows: str, columns: str) -> tuple[str, str, str]:
+        """Which row and column of the group's tile a thread's own number `i` and `j` is, and the
+        text of its sum; `rows` and `columns` number the threads."""
+        tile = self.tile
+        row = _member(rows, "i", tile.own_outs, tile.outs)
+        return row, _member(columns, "j", tile.own_columns, tile.columns), "sum[i][j]"
+
+    def finish(self) -> str:
+        """Stores all sums of a thread."""
         site, tile, output = self.site, self.tile, self.site.output
+        row, column, value = self.member("tm", "tn")
         channels = self.outs * self.operator.groups
         lines = [
             "#pragma unroll",
             f"  for (int i = 0; i < {tile.own_outs}; ++i) {{",
-            f"    const int m = m0 + {_member('tm', 'i', tile.own_outs, tile.outs)};",
+            f"    const int m = m0 + {row};",
             f"    if (m >= {self.outs}) continue;",
             f"    const int channel = g * {self.outs} + m;",
             "#pragma unroll",
             f"    for (int j = 0; j < {tile.own_columns}; ++j) {{",
-            f"      const int at = n0 + {_member('tn', 'j', tile.own_columns, tile.columns)};",
+            f"      const int at = n0 + {column};",
             f"      if (at >= {self.columns}) continue;",
         ]
         if self.transposed:
@@ -560,13 +607,13 @@ KERNEL({tile.threads}) @product({arguments}, GLOBAL {result}* RESTRICT y) {{
             place = place if self.transposed else "at"
             columns = output.batch * output.pixels
             lines.append(
-                f"      y[((INT64)part * {channels} + channel) * {columns} + {place}] = sum[i][j];"
+                f"      y[((INT64)part * {channels} + channel) * {columns} + {place}] = {value};"
             )
         else:
             constant, operand = _epilogue(site, "image_", "channel", "pixel_")
             text, result = statements(site.expression, "e0", channel=constant, operand=operand)
             lines += [
-                f"      const float e0 = sum[i][j] + bias[channel]; {text}",
+                f"      const float e0 = {value} + bias[channel]; {text}",
                 "      " + _stored(output, result),
             ]
         return "\n".join([*lines, "    }", "  }"])
@@ -660,7 +707,7 @@ def _read(name: str, shared: str, thread: str, own: int, count: int) -> str:
     return "\n".join(lines)
 
 
-class _FewPixels:
+class FewPixels:
     """Each result is the sum of 32 threads: what takes time is reading the weights, once."""
 
     def __init__(self, site: ProductSite) -> None:

@@ -79,6 +79,13 @@ FUNCTION float4 half4_value(ushort4 bits) {
 #define HALF4_AT(p, i) ((const ushort4*)(p))[i]
 #define HALF_VALUE(loaded) half_value(loaded)
 #define HALF4_VALUE(loaded) half4_value(loaded)
+#define STORE_LOADED(p, i, loaded) ((ushort*)(p))[i] = loaded
+#define MMA_MEMORY(threads)
+#define MMA(d, a, low, high)                                                 \\
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "                   \\
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"      \\
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                       \\
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(low), "r"(high))
 #define LOAD_HALF(p, i) half_value((p)[i])
 #define STORE_HALF(p, i, value) (p)[i] = half_bits(value)
 """
@@ -127,6 +134,27 @@ FUNCTION double OVERLOADED fence(double x) {
 #define HALF4_AT(p, i) vload_half4(i, p)
 #define HALF_VALUE(loaded) (loaded)
 #define HALF4_VALUE(loaded) (loaded)
+// What NVIDIA's tensor cores do, thread by thread as their manual has it: no driver of OpenCL
+// offers it, but kernels written for them can be tried.
+#define STORE_LOADED(p, i, loaded) vstore_half_rte(loaded, i, (__local half*)(p))
+#define MMA_MEMORY(threads) __local uint mma_a[threads][4], mma_b[threads][2];
+#define MMA(d, a, low, high) {                                               \\
+    vstore4(a, 0, mma_a[THREAD]);                                            \\
+    mma_b[THREAD][0] = low;                                                  \\
+    mma_b[THREAD][1] = high;                                                 \\
+    BARRIER();                                                               \\
+    for (int e = 0; e < 4; ++e) {                                            \\
+      const int row_ = THREAD % 32 / 4, column_ = THREAD % 4 * 2 + e % 2;    \\
+      for (int k_ = 0; k_ < 16; ++k_) {                                      \\
+        const int from_ = THREAD / 32 * 32 + k_ % 8 / 2;                     \\
+        d[e] += vload_half((k_ / 8 * 2 + e / 2) * 2 + k_ % 2,                \\
+                           (const __local half*)mma_a[from_ + row_ * 4]) *   \\
+                vload_half(k_ / 8 * 2 + k_ % 2,                              \\
+                           (const __local half*)mma_b[from_ + column_ * 4]); \\
+      }                                                                      \\
+    }                                                                        \\
+    BARRIER();                                                               \\
+  }
 #define LOAD_HALF(p, i) vload_half(i, p)
 #define STORE_HALF(p, i, value) vstore_half_rte(value, i, p)
 """

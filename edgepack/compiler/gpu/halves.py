@@ -1,6 +1,6 @@
 """Which tensors between kernels of a GPU are stored as halves.
 
-Kernels of the rules read and make halves and compute in float32. TVM's move them, as 16 bits, and
+Kernels of the rules read and make halves and add up in float32. TVM's move them, as 16 bits, and
 compute with none of them: what they compute with is float32, and so is what a model is given and
 gives.
 """

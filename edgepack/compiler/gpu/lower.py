@@ -17,7 +17,15 @@ from tvm import relax, tirx
 from edgepack.compiler.backend.kernel import Kernel
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.backend.storage import view
-from edgepack.compiler.gpu import convolution, epilogue, generic, halves, matrices, windows
+from edgepack.compiler.gpu import (
+    convolution,
+    epilogue,
+    generic,
+    halves,
+    matrices,
+    tensor_cores,
+    windows,
+)
 from edgepack.compiler.gpu.image import HALF_BITS, PlainImage
 from edgepack.compiler.gpu.kernel import DeviceKernel
 from edgepack.compiler.layers.fuse import fuse
@@ -301,7 +309,7 @@ def _of_rows(
         gpu=gpu,
         half_weights=half_weights,
     )
-    kernel, constants, tile = convolution.make(site)
+    kernel, constants, tile = _make_product(site)
     return LayerCode(
         kernel=kernel,
         constants=constants,
@@ -366,7 +374,7 @@ def make_layer(
     }
     if is_product:
         site = convolution.ProductSite(gpu=gpu, half_weights=half_weights, **tensors)
-        kernel, constants, tile = convolution.make(site)
+        kernel, constants, tile = _make_product(site)
     else:
         kernel, constants, tile = windows.make(windows.WindowSite(**tensors))
     macs = 0
@@ -375,6 +383,12 @@ def make_layer(
         macs = operator.weight.size * output.batch * walked.pixels
     rule = "gpu product" if is_product else "gpu window"
     return LayerCode(kernel=kernel, constants=constants, tile=tile, rule=rule, macs=macs)
+
+
+def _make_product(
+    site: convolution.ProductSite,
+) -> tuple[DeviceKernel, tuple[np.ndarray, ...], str]:
+    return tensor_cores.make(site) or convolution.make(site)
 
 
 def _reads_alike(layer: Layer, operands: Sequence[PlainImage], output: PlainImage) -> bool:
