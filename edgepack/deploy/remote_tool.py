@@ -165,8 +165,15 @@ def bring_tool(
 
 # Each upload has a file of its own, so that nobody writes into another's. It begins with what the
 # longest one of the same content has, an upload that was cut. The last step is one rename.
+# The device needs its space to live: where it is used up, what was begun is taken away again.
 _BRING = """umask 022
-fail() {{ code=$?; {{ echo "in $(pwd):"; df -Pk .; df -Pi . || :; }} >&2; exit $code; }}
+fail() {{
+  code=$?
+  {{ echo "in $(pwd):"; df -Pk .; df -Pi . || :; }} >&2
+  rm -f {new} {new}.part
+  find bin -name '.tool-*' -mmin +5 -exec rm -f {{}} \\; 2>/dev/null
+  exit $code
+}}
 size() {{ if [ -f "$1" ]; then wc -c <"$1"; else echo -1; fi; }}
 mkdir -p -- {root} && {enter} && mkdir -p bin incoming || exit 1
 best=; most=0
@@ -193,6 +200,7 @@ _USE = """fail() {{
   [ "$(sum {tool})" != {sha256} ] || exit 0
   [ -e {new} ] || exit {corrupt}
   {{ echo "in $(pwd):"; df -Pk .; df -Pi . || :; }} >&2
+  rm -f {new} {new}.part
   exit $code
 }}
 chmod 0555 {new} || fail

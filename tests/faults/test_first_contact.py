@@ -255,12 +255,37 @@ except EdgepackError as error:
 """
 
 
-def deploy_where(bundle: Bundle, folder: Path, mount: str) -> str:
+IN_VAIN = """
+import subprocess, sys
+from pathlib import Path
+from edgepack.base.errors import EdgepackError
+from edgepack.deploy.remote_tool import Layout, put_tool
+from edgepack.device import LocalDevice
+from edgepack.device.patience import Pace
+from tests.faults.test_first_contact import make_tool
+tool, home = Path(sys.argv[1]), Path(sys.argv[2])
+wanted = make_tool(tool, 6, 1_000_000)
+def bring():
+    try:
+        put_tool(LocalDevice(home), Layout.of("m"), tool, wanted, sha256sum="sha256sum",
+                 pace=Pace(None))
+        print("in place")
+    except EdgepackError as error:
+        print(type(error).__name__)
+for _ in range(5):
+    bring()
+print([path.name for folder in ("bin", "incoming") for path in (home / "m" / folder).iterdir()])
+subprocess.run(["mount", "-o", "remount,size=2500k", home], check=True)
+bring()
+"""
+
+
+def deploy_where(bundle: Path, folder: Path, mount: str, *, program: str = MOUNTED) -> str:
     """What a deploy says whose device's home is `folder`, which `mount` puts a file system on."""
     script = f'{mount} && exec "$2" -c "$3" "$4" "$1"'
     done = subprocess.run(
-        ["unshare", "--mount", "sh", "-ec", script, "sh", folder, sys.executable, MOUNTED,
-         bundle.path],
+        ["unshare", "--mount", "sh", "-ec", script, "sh", folder, sys.executable, program,
+         bundle],
         capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -275,7 +300,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
 def test_no_inodes_left(inodes: int, bundle: Bundle, tmp_path: Path) -> None:
     """At whatever step: files run out, and bytes do not."""
     mount = f'mount -t tmpfs -o size=64m,nr_inodes={inodes} none "$1"'
-    said = deploy_where(bundle, tmp_path, mount)
+    said = deploy_where(bundle.path, tmp_path, mount)
     if said != "deployed\n":
         assert said.startswith(f"{DiskFullError.__name__} no more files can be made on local")
         assert "(df -i)" in said
@@ -284,9 +309,19 @@ def test_no_inodes_left(inodes: int, bundle: Bundle, tmp_path: Path) -> None:
 @needs_root
 def test_no_bytes_left(bundle: Bundle, tmp_path: Path) -> None:
     size = bundle.file(DEVICE_TOOL).stat().st_size
-    said = deploy_where(bundle, tmp_path, f'mount -t tmpfs -o size={size * 2 // 3} none "$1"')
+    said = deploy_where(bundle.path, tmp_path, f'mount -t tmpfs -o size={size * 2 // 3} none "$1"')
     assert "df -i" not in said
     assert "space" in said or "free" in said
+
+
+@needs_root
+@pytest.mark.parametrize("kilobytes", [600, 1500])
+def test_tries_in_vain_use_up_nothing(kilobytes: int, tmp_path: Path) -> None:
+    """Each would leave its own, and what comes free would not be enough for the next."""
+    (tmp_path / "home").mkdir()
+    mount = f'mount -t tmpfs -o size={kilobytes}k none "$1"'
+    said = deploy_where(tmp_path / "tool", tmp_path / "home", mount, program=IN_VAIN)
+    assert said == "DiskFullError\n" * 5 + "[]\nin place\n"
 
 
 @needs_root
@@ -301,7 +336,7 @@ def test_no_bytes_left(bundle: Bundle, tmp_path: Path) -> None:
 def test_folders_that_cannot_be_used(
     mount: str, words: str, bundle: Bundle, tmp_path: Path
 ) -> None:
-    said = deploy_where(bundle, tmp_path, mount)
+    said = deploy_where(bundle.path, tmp_path, mount)
     assert words in said
     assert "hint: " in said
     assert "command failed" not in said
