@@ -288,6 +288,16 @@ def test_tensor_cores(opencl: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert np.abs(got - due).max() / np.abs(due).max() < 2e-3
 
 
+def test_tensors_may_be_called_by_numbers(opencl: Gpu, tmp_path: Path) -> None:
+    """As PyTorch calls them."""
+    b = Builder()
+    b.op("Softsign", "0", outputs=["1"])
+    path = b.save(tmp_path / "model.onnx", {"0": [2, 3]}, {"1": [2, 3]})
+    x = np.float32([[0.5, -2.0, 3.0], [0.0, 8.0, -1.0]])
+    (got,) = _run(_bundle(path, opencl, tmp_path / "bundle"), [x], 1)
+    np.testing.assert_allclose(got, x / (1 + np.abs(x)), rtol=1e-6)
+
+
 def test_a_part_of_a_convolution_is_its_own_pixels(opencl: Gpu, tmp_path: Path) -> None:
     """What is cut off at the end is less to make, and moves nothing."""
     b = Builder()

@@ -165,6 +165,8 @@ def _text(
     )
     pattern = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
     text = re.sub(rf"\b({pattern})\b", lambda found: names[found[0]], text[start:])
+    # Tensors have the names of the model's, which may begin with a digit; no number has a "_".
+    text = re.sub(r"(?<![\w.])(?=\d\w*_)", "t", text)
     # Both languages' own drop a NaN.
     return re.sub(r"\b(max|min)\(", lambda found: _EXTREMA[found[1]] + "(", text)
 
