@@ -292,10 +292,18 @@ def test_tensors_may_be_called_by_numbers(opencl: Gpu, tmp_path: Path) -> None:
     """As PyTorch calls them."""
     b = Builder()
     b.op("Softsign", "0", outputs=["1"])
-    path = b.save(tmp_path / "model.onnx", {"0": [2, 3]}, {"1": [2, 3]})
-    x = np.float32([[0.5, -2.0, 3.0], [0.0, 8.0, -1.0]])
-    (got,) = _run(_bundle(path, opencl, tmp_path / "bundle"), [x], 1)
-    np.testing.assert_allclose(got, x / (1 + np.abs(x)), rtol=1e-6)
+    functions = ("Acos", "Asin", "Atan", "Sinh", "Cosh", "Asinh", "Atanh", "Tan")
+    for name in functions:  # of which OpenCL and C have others
+        b.op(name, "0", outputs=[name])
+    outputs = {name: [2, 3] for name in ("1", *functions)}
+    path = b.save(tmp_path / "model.onnx", {"0": [2, 3]}, outputs)
+    x = np.float32([[0.5, -0.75, 0.25], [0.0, 0.875, -0.5]])
+    bundle = _bundle(path, opencl, tmp_path / "bundle")
+    plan = json.loads((bundle / "model/graph.json").read_text())
+    assert len({launch["call"] for launch in plan["gpu"]["launches"]}) == len(plan["calls"])
+    due = _reference(path, {"0": x})
+    for name, one, other in zip(outputs, _run(bundle, [x], len(due)), due, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, err_msg=name)
 
 
 def test_a_part_of_a_convolution_is_its_own_pixels(opencl: Gpu, tmp_path: Path) -> None:

@@ -159,6 +159,14 @@ FUNCTION double OVERLOADED fence(double x) {
 #define STORE_HALF(p, i, value) vstore_half_rte(value, i, p)
 """
 
+# Where TVM knows no function of OpenCL's it calls C's of the same meaning.
+_OF_C = (
+    *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "cos", "cosh", "erf"),
+    *("exp", "exp2", "fabs", "floor", "fmod", "log", "log10", "log1p", "log2", "pow", "rint"),
+    *("round", "sin", "sinh", "sqrt", "tan", "tanh", "trunc"),
+)
+_OPENCL += "".join(f"#define {name}f {name}\n" for name in _OF_C) + "#define nearbyintf rint\n"
+
 # NaN is the result wherever an operand is one, as in ONNX.
 _COMMON = """\
 FUNCTION float maximum(float a, float b) { return a > b || a != a ? a : b; }
