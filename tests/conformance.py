@@ -8,6 +8,9 @@ elements, which have one value only.
 A test passes, is refused by a typed error, is wrong (other values, types or shapes), or ends
 without a type: another exception, a crash, the time limit.
 
+With `--target opencl` a plan for a GPU is run by the app, on this machine's driver of OpenCL; its
+verdicts are to be those of the CPU.
+
 With `--json`, verdicts are written as they come, and those that are there already are not found
 again: a run that was stopped goes on. It is for one state of the compiler.
 """
@@ -295,8 +298,10 @@ def _operator(model: onnx.ModelProto) -> str:
 # ---------------------------------------------------------------- one test
 
 
-# A board and the CPU that qemu plays for it, by what `--target` says.
-TARGETS = {"armv7": ("rasp3b", "max"), "aarch64": ("rk3399", "cortex-a72")}
+# A board and the CPU that qemu plays for it, by what `--target` says; `OPENCL` is this machine's
+# driver of that, such as pocl.
+OPENCL = "opencl"
+TARGETS = {"armv7": ("rasp3b", "max"), "aarch64": ("rk3399", "cortex-a72"), OPENCL: ("local", "")}
 
 
 def judge(case: Case, work: Path, target: str = "") -> Verdict:
@@ -307,9 +312,11 @@ def judge(case: Case, work: Path, target: str = "") -> Verdict:
     from edgepack.compiler import compile_apart, compile_model
     from edgepack.compiler.errors import CompilerError
     from edgepack.flow.reference import Reference
+    from edgepack.gpus import find_local
     from edgepack.model import ModelSpec
     from edgepack.model.meanings import departures
     from edgepack.native.toolchain import select
+    from tests.plan_by_app import run_by_app
     from tests.plan_on_arm import run_plan_on_arm
     from tests.plan_runner import run_plan
 
@@ -323,7 +330,11 @@ def judge(case: Case, work: Path, target: str = "") -> Verdict:
     toolchain = select(board, None if target else "gnu").toolchain
     try:
         what = (ModelSpec(path=path), board, toolchain, work / "out")
-        if case.memory_mb:
+        if target == OPENCL:
+            gpu = find_local()
+            assert gpu is not None and gpu.api == OPENCL, "there is no OpenCL device here"
+            made = compile_model(*what, gpu=gpu)
+        elif case.memory_mb:
             limits = Limits(memory_mb=case.memory_mb, cpu_s=int(LIMIT_S))
             made = compile_apart(*what, limits=limits)
         else:
@@ -340,7 +351,9 @@ def judge(case: Case, work: Path, target: str = "") -> Verdict:
         for given, said in case.data:
             inputs = [np.asarray(value) for value in given]
             due = Reference(proto).run(inputs) if departs else said
-            if target:
+            if target == OPENCL:
+                got = run_by_app(made.folder, inputs)
+            elif target:
                 qemu = [f"qemu-{_QEMU[target]}-static", "-cpu", cpu, "-L", f"/usr/{board.triple}"]
                 program = _program(board.triple)
                 got = run_plan_on_arm(
@@ -531,6 +544,8 @@ def _compared(
 ) -> int:
     """Print which tests end otherwise on a target than here; 1 if any does."""
     own = {made.name: made.verdict for made in here}
+    if target == OPENCL:  # by the app, which runs nothing on no input
+        todo = [case for case in todo if all(given for given, _ in case.data)]
     differ = 0
     for made in judge_all(todo, target, workers):
         if made.verdict != own[made.name]:
@@ -558,7 +573,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="tests with this in their names")
     parser.add_argument("--json", type=Path, help="a file for verdicts, one a line")
     parser.add_argument(
-        "--target", choices=sorted(TARGETS), help="under qemu, beside this machine's verdicts"
+        "--target",
+        choices=sorted(TARGETS),
+        help="under qemu, or by OpenCL, beside this machine's verdicts",
     )
     parser.add_argument("--workers", type=int, default=WORKERS, help="processes (default: 2)")
     options = parser.parse_args(arguments)

@@ -33,6 +33,7 @@ from edgepack.model import ModelSpec
 from edgepack.native.app import build_runtime
 from edgepack.native.toolchain import select
 from tests.onnx_models import Builder
+from tests.plan_by_app import run_by_app
 
 Array = np.ndarray
 CUDA = Gpu(
@@ -108,19 +109,9 @@ def _bundle(path: Path, gpu: Gpu, out: Path, precision: Precision = FULL) -> Pat
 
 
 def _run(bundle: Path, inputs: Sequence[Array], count: int) -> list[Array]:
-    board = get_board("local")
-    words: list[str | Path] = [
-        build_runtime(board, select(board).toolchain).app,
-        "--bundle",
-        bundle,
-    ]
-    for index, array in enumerate(inputs):
-        np.save(bundle / f"in{index}.npy", array)
-        words += ["--input", bundle / f"in{index}.npy"]
-    for index in range(count):
-        words += ["--output", bundle / f"out{index}.npy"]
-    subprocess.run(list(map(str, words)), check=True, capture_output=True)
-    return [np.load(bundle / f"out{index}.npy") for index in range(count)]
+    made = run_by_app(bundle / "model", inputs)
+    assert len(made) == count
+    return made
 
 
 @pytest.fixture(scope="module")
