@@ -297,6 +297,25 @@ def test_tensors_may_be_called_by_numbers(opencl: Gpu, tmp_path: Path) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5, err_msg=name)
 
 
+def test_types_that_drivers_need_not_know_are_the_cpus(opencl: Gpu, tmp_path: Path) -> None:
+    b = Builder()
+    wide = b.op("Cast", "x", to=onnx.TensorProto.DOUBLE)
+    wide = b.op("Mul", wide, b.const(1 / 3, "float64"))
+    b.op("Relu", b.op("Cast", wide, to=onnx.TensorProto.FLOAT), outputs=["y"])
+    b.op("IsInf", "x", outputs=["z"])
+    types = {"x": onnx.TensorProto.FLOAT16, "z": onnx.TensorProto.BOOL}
+    shape = [2, 3]
+    path = tmp_path / "model.onnx"
+    onnx.save(b.model({"x": shape}, {"y": shape, "z": shape}, types, opset=20), path)
+    x = np.float16([[0.5, -2.0, np.inf], [0.0, 8.0, -1.0]])
+    bundle = _bundle(path, opencl, tmp_path / "bundle")
+    due = _reference(path, {"x": x})
+    for one, other in zip(_run(bundle, [x], 2), due, strict=True):
+        np.testing.assert_array_equal(one, other)
+    text = _cuda_text(path, FULL)
+    assert "half " not in text.split("OVERLOADED type smaller")[1]
+
+
 def test_a_part_of_a_convolution_is_its_own_pixels(opencl: Gpu, tmp_path: Path) -> None:
     """What is cut off at the end is less to make, and moves nothing."""
     b = Builder()

@@ -60,6 +60,12 @@ _DEVICE_PASSES = (
     tirx.transform.StmtSimplify,
     tirx.transform.LowerIntrin,
 )
+# Types that a text for a GPU has no word for, or that its driver need not know; of OpenCL's double
+# TVM writes constants with seven digits.
+_UNKNOWN_TYPES = {
+    "cuda": re.compile(r"\b(half|nv_bfloat16)\d*\b"),
+    "opencl": re.compile(r"\b(?:convert_|vload_|vstore_)?(half|double|bfloat16)\d*\b"),
+}
 _RULES = (
     dlight.gpu.GEMV,
     dlight.gpu.Reduction,
@@ -109,8 +115,11 @@ def _make(name: str, function: tirx.PrimFunc, target: tvm.target.Target) -> Devi
         return None
     names = {str(call.args[0].value): f"@{index}" for index, call in enumerate(calls)}
     launches = [_launch(call, names, host) for call in calls]
+    text = _text(device, names, target)
+    if _UNKNOWN_TYPES[str(target.kind.name)].search(text):
+        return None
     return DeviceKernel.from_text(
-        _text(device, names, target),
+        text,
         launches,
         [(str(buffer.dtype), tuple(map(int, buffer.shape))) for buffer in host.params],
     )
