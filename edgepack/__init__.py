@@ -29,6 +29,7 @@ del globals()["deploy"]
 
 if TYPE_CHECKING:
     from edgepack.base.errors import EdgepackError
+    from edgepack.base.paths import outside_allowed
     from edgepack.base.progress import Progress
     from edgepack.boards import Board, get_board, load_boards
     from edgepack.bundle.bundle import Bundle, open_bundle, write_tarball
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "base.errors": ("EdgepackError",),
+    "base.paths": ("outside_allowed",),
     "base.progress": ("Progress",),
     "boards": ("Board", "get_board", "load_boards"),
     "bundle.bundle": ("Bundle", "open_bundle", "write_tarball"),
@@ -89,6 +91,7 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "Switched",
     "Progress",
     "load_project",
+    "outside_allowed",
     "Project",
     "load_boards",
     "get_board",
