@@ -200,7 +200,7 @@ def load_project(path: Path | None, flags: Mapping[str, Any] | None = None) -> P
 
     `flags` has names of `Project`'s fields; None is "not given". Shapes, constants and states
     are joined with the file's by input name. Raises `ConfigError` if the file is not there or wrong
-    in any key, or if a file that it names is not there, or lies outside of its folder and not within
+    in any key, or if a file that it names is not there, or outside of its folder and not within
     `outside_allowed`; `UsageError` if there is no model.
     """
     given = {key: value for key, value in (flags or {}).items() if value is not None}
