@@ -112,15 +112,18 @@ def tool_name(board: Board) -> str:
 def _build(board: Board, name: str, toolchain: Toolchain, progress: Progress) -> Path:
     """The folder of the cache with the tool and its licences."""
 
-    def make(work: Path) -> None:
+    folder = cache_dir() / KIND / name
+    if not folder.exists():
         say_why_built(board.triple, TOOL, progress)
+
+    def make(work: Path) -> None:
         need_compiler(toolchain, TOOL)
         sources = fetch_sources(progress=progress)
         progress.step(f"building {TOOL} for {toolchain.triple}")
         compile_tool(work, sources, cmake_arguments(board))
         _write_licenses(sources, toolchain, work / LICENSES)
 
-    return keep(cache_dir() / KIND / name, make)
+    return keep(folder, make)
 
 
 def cmake_arguments(board: Board) -> list[str]:

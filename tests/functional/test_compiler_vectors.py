@@ -24,7 +24,7 @@ from tests.targets import save_cases
 SHORT = 20
 # Elements from or to anywhere: no instruction set here loads or stores a vector of those. A merge
 # takes from one of two places, after what it compares.
-SCALAR = ("scatter_elements", "take", "top_k")
+SCALAR = ("positions", "scatter_elements", "take", "top_k")
 # A power by a tensor is the C library's, an element at a time.
 POWER = re.compile(r"T\.pow\(\w+\[[^]]*\], \w+\[")
 

@@ -112,6 +112,116 @@ def test_to_the_bit(board: str, cpu: str, tmp_path: Path) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+# What expressions are drawn from, and what each does to float32. Numbers that real arithmetic would
+# fold away are among the constants; only such as are not zero go into maxima, whose sign of zero
+# IEEE 754 left open until 2019.
+CONSTANTS = (0.0, -0.0, 1.0, -1.0, 2.0, 0.5, 0.1, 3.0, 1e8, 1e-8, 16777217.0, 3e38, np.inf)
+BOUNDS = (-6.0, -0.5, 0.1, 6.0)
+BINARY = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide}
+UNARY = {"Neg": np.negative, "Abs": np.abs, "Floor": np.floor, "Sqrt": np.sqrt}
+CASTS = {TensorProto.FLOAT16: np.float16, TensorProto.BFLOAT16: ml_dtypes.bfloat16}
+
+
+class Expressions:
+    """Random expressions of a model's inputs, and what numpy makes of each, operator by operator:
+    each of its float32 results is the one that IEEE 754 rounds to."""
+
+    def __init__(self, net: Builder, given: dict[str, np.ndarray], seed: int) -> None:
+        self.net, self.random = net, np.random.default_rng(seed)
+        self.pool = list(given.items())
+        self.names: dict[str, str] = {}
+
+    def draw(self, operators: int) -> tuple[str, np.ndarray]:
+        """One of so many operators; what it reads may be shared with others."""
+        name, value = self.pool[self.random.integers(len(self.pool))]
+        for _ in range(operators):
+            name, value = self._operator(name, value)
+        self.pool.append((name, value))
+        return name, value
+
+    def _operator(self, name: str, value: np.ndarray) -> tuple[str, np.ndarray]:
+        match self.random.integers(10):
+            case 0:
+                op = str(self.random.choice(list(UNARY)))
+                return self.net.op(op, name), UNARY[op](value)
+            case 1:
+                kind = int(self.random.choice(list(CASTS)))
+                narrow = self.net.op("Cast", name, to=kind)
+                wide = value.astype(CASTS[kind]).astype("float32")  # type: ignore[call-overload]
+                return self.net.op("Cast", narrow, to=FLOAT), wide
+            case 2:
+                op, bound = str(self.random.choice(["Max", "Min"])), self.random.choice(BOUNDS)
+                clip = np.maximum if op == "Max" else np.minimum
+                return self.net.op(op, name, self._constant(bound)), clip(value, np.float32(bound))
+            case 3:
+                other, theirs = self._other(value.shape)
+                less = self.net.op("Less", name, other)
+                if self.random.integers(2):
+                    less, is_less = self.net.op("Not", less), ~(value < theirs)
+                else:
+                    is_less = value < theirs
+                return self.net.op("Where", less, name, other), np.where(is_less, value, theirs)
+            case _:
+                op = str(self.random.choice(list(BINARY)))
+                other, theirs = self._other(value.shape)
+                if self.random.integers(2):
+                    return self.net.op(op, other, name), BINARY[op](theirs, value)
+                return self.net.op(op, name, other), BINARY[op](value, theirs)
+
+    def _other(self, shape: tuple[int, ...]) -> tuple[str, np.ndarray]:
+        """A constant, or something that was there before."""
+        equal = [item for item in self.pool if item[1].shape == shape]
+        if self.random.integers(2):
+            return equal[self.random.integers(len(equal))]
+        value = self.random.choice(CONSTANTS)
+        return self._constant(value), np.full(shape, value, "float32")
+
+    def _constant(self, value: float) -> str:
+        key = repr(float(value))
+        if key not in self.names:
+            self.names[key] = self.net.const(np.float32(value), "float32")
+        return self.names[key]
+
+
+@pytest.mark.parametrize(
+    ("board", "cpu", "seeds"),
+    [
+        ("local", "native", range(2)),
+        ("rk3399", "cortex-a72", range(2, 3)),
+        pytest.param("local", "native", range(3, 43), marks=pytest.mark.slow, id="x86-long"),
+        pytest.param("rk3399", "cortex-a72", range(43, 63), marks=pytest.mark.slow, id="a72-long"),
+    ],
+)
+def test_random_expressions(board: str, cpu: str, seeds: range, tmp_path: Path) -> None:
+    """No pass, of TVM, of LLVM or of ours, makes another number of one: to the bit as numpy."""
+    given = {"x": hot((9, 13)), "y": hot((9, 13))[::-1].copy(), "image": hot((1, 5, 6, 7))}
+    for seed in seeds:
+        net = Builder(seed)
+        expressions = Expressions(net, given, seed)
+        with np.errstate(all="ignore"):
+            due = [expressions.draw(1 + number % 6) for number in range(60)]
+        outputs = {f"{number} {name}": value for number, (name, value) in enumerate(due)}
+        for (name, _), output in zip(due, outputs, strict=True):
+            net.op("Identity", name, outputs=[output])
+        proto = net.model(
+            {name: value.shape for name, value in given.items()},
+            {name: value.shape for name, value in outputs.items()},
+            opset=19,
+        )
+        path = tmp_path / f"{seed}.onnx"
+        onnx.save(proto, path)
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        _, got = compile_and_run(path, list(given.values()), board, cpu, folder)
+        wrong = []
+        for (name, theirs), mine in zip(outputs.items(), got, strict=True):
+            same = (mine == theirs) | (np.isnan(mine) & np.isnan(theirs))
+            if not same.all():
+                at = int(np.flatnonzero(~same)[0])
+                wrong.append(f"{name}: {mine.flat[at]} for {theirs.flat[at]}, {(~same).sum()}")
+        assert not wrong, f"seed {seed}:\n" + "\n".join(wrong)
+
+
 def test_what_computes_on_float8_is_refused_by_name(tmp_path: Path) -> None:
     kind = TensorProto.FLOAT8E4M3FN
     zero = helper.make_tensor("zero", kind, [], [0.0])

@@ -42,13 +42,18 @@ def show() -> tvm.transform.Pass:
     return _on_each("edgepack.ShowFloats", lambda body, target: _shown(body, _propagating(target)))
 
 
+def show_again() -> tvm.transform.Pass:
+    """A pass that shows what was hidden, as it was."""
+    return _on_each("edgepack.ShowFloatsAgain", lambda body, _: shown(body))
+
+
 def _on_each(
-    name: str, change: Callable[[tirx.Stmt, tvm.target.Target], tirx.Stmt]
+    name: str, change: Callable[[tirx.Stmt, tvm.target.Target | None], tirx.Stmt]
 ) -> tvm.transform.Pass:
     def run(
         function: tirx.PrimFunc, _module: tvm.IRModule, _context: tvm.transform.PassContext
     ) -> tirx.PrimFunc:
-        return function.with_body(change(function.body, function.attrs["target"]))
+        return function.with_body(change(function.body, function.attrs.get("target")))
 
     return tirx.transform.prim_func_pass(run, opt_level=0, name=name)
 

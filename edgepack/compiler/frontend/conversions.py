@@ -278,10 +278,13 @@ def top_k(node: Node) -> relax.Expr:
 
 
 def batch_normalization(node: Node) -> relax.Expr | None:
-    """The training form: by the batch's own mean and variance; None for the other."""
+    """By known means and variances it is one scale and one shift of each channel. The training
+    form takes the batch's own. None for the other form, of tensors that come at run time.
+    """
     attributes = node.attributes
     if not attributes.get("training_mode", 0):
-        return _of_one_type(node)
+        made = _scaled_and_shifted(node)
+        return _of_one_type(node) if made is None else made
     data, scale, shift, mean, variance = node.inputs
     rank = data.ty.ndim
     axes = [axis for axis in range(rank) if axis != 1]
@@ -306,6 +309,21 @@ def batch_normalization(node: Node) -> relax.Expr | None:
     factor = node.emit(relax.op.divide(scale, spread))
     made = node.emit(relax.op.add(relax.op.multiply(deviation, wide(factor)), wide(shift)))
     return relax.Tuple([made, moved(mean, own_mean), moved(variance, own_variance)])
+
+
+def _scaled_and_shifted(node: Node) -> relax.Expr | None:
+    """Of constants, in float64 until they are those two, as onnxruntime has it."""
+    data, *known = node.inputs
+    if not all(isinstance(item, tvm.ir.GenericConst) for item in known):
+        return None
+    dtype = str(data.ty.dtype)
+    scale, shift, mean, variance = (item.value.numpy().astype("float64") for item in known)
+    factor = scale / np.sqrt(variance + node.attributes.get("epsilon", 1e-5))
+    by, plus = (
+        relax.const(value.astype(dtype).reshape(-1, *[1] * (data.ty.ndim - 2)), dtype)
+        for value in (factor, shift - mean * factor)
+    )
+    return node.emit(relax.op.add(node.emit(relax.op.multiply(data, by)), plus))
 
 
 def _of_one_type(node: Node) -> relax.Expr | None:

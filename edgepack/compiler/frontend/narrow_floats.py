@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
+import tvm
 from onnx import TensorProto
 from tvm import relax, te, tirx
 
@@ -57,8 +58,11 @@ def cast(node: Node) -> relax.Expr | None:
 
 
 def _rounding_cast(node: Node) -> relax.Expr | None:
-    """A cast to float8, which stays a tensor of float32, or to bfloat16; None for any other."""
+    """A cast to float8, which stays a tensor of float32, or to bfloat16, and back from there; None
+    for any other."""
     (data,), to = node.inputs, node.attributes["to"]
+    if to == TensorProto.FLOAT and (rounded := _rounded_before(data)) is not None:
+        return rounded
     if to not in FLOAT8 and to != TensorProto.BFLOAT16:
         return None
     dtype = str(data.ty.dtype)
@@ -73,6 +77,15 @@ def _rounding_cast(node: Node) -> relax.Expr | None:
 
     made = node.compute(computed, wide)
     return made if to in FLOAT8 else relax.op.astype(made, "bfloat16")
+
+
+def _rounded_before(data: relax.Expr) -> relax.Expr | None:
+    """What a cast to bfloat16 made of bits of float32, if `data` is one: no kernel stores those."""
+    is_cast = isinstance(data, relax.Call) and data.op.same_as(tvm.ir.Op.get("relax.astype"))
+    if not is_cast or str(data.ty.dtype) != "bfloat16":
+        return None
+    (made,) = data.args
+    return made if str(made.ty.dtype) == "float32" else None
 
 
 def _rounded(value: tirx.Expr, kind: NarrowFloat, saturates: bool) -> tirx.Expr:
@@ -100,7 +113,8 @@ def _rounded(value: tirx.Expr, kind: NarrowFloat, saturates: bool) -> tirx.Expr:
     if kind.unsigned_zero:
         sign = tirx.Select(tirx.EQ(near, number(0.0)), tir.integer(0), sign)
     signed = tirx.reinterpret("float32", tirx.reinterpret("int32", near) | sign)
-    return tirx.Select(tirx.EQ(value, value), signed, value)
+    # Behind a fence, or TVM says of a value that it equals itself.
+    return tirx.Select(tirx.EQ(tir.fence(value), value), signed, value)
 
 
 def check_narrow_floats(path: Path, proto: onnx.ModelProto) -> None:

@@ -55,7 +55,7 @@ def fuse(layers: Sequence[Layer], outputs: Sequence[Value]) -> list[Layer]:
     uses.update(outputs)
     for index in reversed(range(len(fused))):
         _fuse_followers(fused, index, uses)
-    return [_merged(_fold(layer)) for layer in _gated(fused, outputs)]
+    return [_fold(layer) for layer in _gated(fused, outputs)]
 
 
 def _without_zeros(layers: Sequence[Layer], outputs: Sequence[Value]) -> list[Layer]:
@@ -327,20 +327,23 @@ class _Group:
         )
 
 
+# A shift that is larger, in units of the largest sum of a channel's weights, may be meant to round
+# what was computed (`x + 1e8 - 1e8`); those of trained networks are smaller by far.
+_MOST_SHIFT = 4096
+
+
 def _fold(layer: Layer) -> Layer:
-    """Fold scales and shifts right after a convolution into its weights and bias."""
+    """Fold scales and shifts right after a convolution into its weights and bias, where what comes
+    of it are numbers."""
     while isinstance(layer.operator, Convolution) and layer.expression:
         first = layer.expression[0]
         if first.name not in _AFFINE or reads_start(layer.expression[1:]):
             break
         value = _factor(first, layer, 0)
-        if value is None:
+        folded = None if value is None else _AFFINE[first.name](layer.operator, value)
+        if folded is None:
             break
-        layer = replace(
-            layer,
-            operator=_AFFINE[first.name](layer.operator, value),
-            expression=without_first(layer.expression),
-        )
+        layer = replace(layer, operator=folded, expression=without_first(layer.expression))
     return layer
 
 
@@ -362,94 +365,6 @@ def _factor(operation: Operation, layer: Layer, step: int) -> np.ndarray | None:
     return layer.constants[right.index] if isinstance(right, PerChannel) else None
 
 
-# So many scales and shifts in a row are one of each.
-_MERGED = 3
-
-
-def _merged(layer: Layer) -> Layer:
-    """Scales and shifts in a row, as of a batch normalization, as one of each."""
-    start, count = 0, len(layer.expression)
-    uses = Counter(
-        argument.index
-        for operation in layer.expression
-        for argument in operation.arguments
-        if isinstance(argument, Step)
-    )
-    while start < count:
-        factors = []
-        for index in range(start, count):
-            operation = layer.expression[index]
-            known = operation.name in _AFFINE and (index == start or uses[index] == 1)
-            factor = _factor(operation, layer, index) if known else None
-            if factor is None:
-                break
-            factors.append((operation.name, factor.astype("float64")))
-        if len(factors) >= _MERGED:
-            return _merged(_with_one_of_each(layer, start, factors))
-        start += max(len(factors), 1)
-    return layer
-
-
-def _with_one_of_each(layer: Layer, start: int, factors: Sequence[tuple[str, np.ndarray]]) -> Layer:
-    """A scale and a shift in place of all steps from `start` on that `factors` are of."""
-    scale, shift = np.ones(1), np.zeros(1)
-    for name, factor in factors:
-        if name in ("multiply", "divide"):
-            by = factor if name == "multiply" else 1 / factor
-            scale, shift = scale * by, shift * by
-        else:
-            shift = shift + (factor if name == "add" else -factor)
-    behind = start + len(factors)
-
-    def moved(argument: Argument) -> Argument:
-        if isinstance(argument, Step) and argument.index >= behind:
-            return Step(index=argument.index - len(factors) + 2)
-        return argument
-
-    constants = len(layer.constants)
-    both = [
-        Operation(name=name, arguments=(Step(index=start + i), PerChannel(index=constants + i)))
-        for i, name in enumerate(("multiply", "add"))
-    ]
-    after = (
-        Operation(name=operation.name, arguments=tuple(map(moved, operation.arguments)))
-        for operation in layer.expression[behind:]
-    )
-    channels = extent(layer.output)[1]
-    values = [np.broadcast_to(item, channels).astype("float32") for item in (scale, shift)]
-    made = replace(
-        layer,
-        expression=(*layer.expression[:start], *both, *after),
-        constants=(*layer.constants, *values),
-    )
-    return _without_unused(made)
-
-
-def _without_unused(layer: Layer) -> Layer:
-    """A layer without the constants that nothing refers to."""
-    used = sorted(
-        {
-            argument.index
-            for operation in layer.expression
-            for argument in operation.arguments
-            if isinstance(argument, PerChannel)
-        }
-    )
-
-    def moved(argument: Argument) -> Argument:
-        if isinstance(argument, PerChannel):
-            return PerChannel(index=used.index(argument.index))
-        return argument
-
-    expression = tuple(
-        Operation(name=operation.name, arguments=tuple(map(moved, operation.arguments)))
-        for operation in layer.expression
-    )
-    return replace(
-        layer, expression=expression, constants=tuple(layer.constants[index] for index in used)
-    )
-
-
 def without_first(expression: Expression) -> Expression:
     """All but the first step, whose result takes the place of what the kernel computed."""
 
@@ -462,20 +377,32 @@ def without_first(expression: Expression) -> Expression:
     )
 
 
-def _shifted(operator: Convolution, value: np.ndarray) -> Convolution:
-    bias = value if operator.bias is None else operator.bias + value
-    return replace(operator, bias=bias)
+def _shifted(operator: Convolution, value: np.ndarray) -> Convolution | None:
+    largest = np.abs(operator.weight).sum(axis=(1, 2, 3)).max(initial=0)
+    if operator.bias is not None:
+        largest = max(largest, np.abs(operator.bias).max())
+    if not np.abs(value).max() <= _MOST_SHIFT * largest:
+        return None
+    return replace(operator, bias=value if operator.bias is None else operator.bias + value)
 
 
-def _scaled(operator: Convolution, value: np.ndarray) -> Convolution:
-    bias = None if operator.bias is None else operator.bias * value
-    weight = operator.weight * value[:, None, None, None]
+def _scaled(operator: Convolution, value: np.ndarray) -> Convolution | None:
+    with np.errstate(over="ignore", invalid="ignore"):
+        bias = None if operator.bias is None else operator.bias * value
+        weight = operator.weight * value[:, None, None, None]
+    if not (np.isfinite(weight).all() and (bias is None or np.isfinite(bias).all())):
+        return None
     return replace(operator, weight=weight, bias=bias, quantized=None)
 
 
-_AFFINE: dict[str, Callable[[Convolution, np.ndarray], Convolution]] = {
+def _divided(operator: Convolution, value: np.ndarray) -> Convolution | None:
+    with np.errstate(divide="ignore"):
+        return _scaled(operator, 1 / value)
+
+
+_AFFINE: dict[str, Callable[[Convolution, np.ndarray], Convolution | None]] = {
     "add": _shifted,
     "subtract": lambda operator, value: _shifted(operator, -value),
     "multiply": _scaled,
-    "divide": lambda operator, value: _scaled(operator, 1 / value),
+    "divide": _divided,
 }
