@@ -100,7 +100,10 @@ def fold_by_onnxruntime(path: Path, proto: onnx.ModelProto) -> onnx.ModelProto:
         options.optimized_model_filepath = str(folded)
         try:
             onnxruntime.InferenceSession(
-                given.SerializeToString(), options, providers=["CPUExecutionProvider"]
+                given.SerializeToString(),
+                options,
+                providers=["CPUExecutionProvider"],
+                disabled_optimizers=_INEXACT,
             )
         except Exception as error:  # its exception classes share no base but Exception
             raise ImportModelError(
@@ -113,6 +116,8 @@ def fold_by_onnxruntime(path: Path, proto: onnx.ModelProto) -> onnx.ModelProto:
 # Weights of so many bytes, which are most of a model, need not go through onnxruntime, which reads,
 # copies and writes them.
 _LARGE = 1 << 18
+# Optimizers that change a result: x (1 / y) is not x / y.
+_INEXACT = ["DivMulFusion"]
 # What multiplies by its second input, and what onnxruntime may put into such weights or their bias.
 _SCALES = {"BatchNormalization", "Div", "Mul"}
 _INTO_WEIGHTS = {
