@@ -9,7 +9,9 @@ from edgepack.base.errors import ConnectError, RefusedError, RemoteError, TimeLi
 from edgepack.base.process import last_lines
 from edgepack.device.base import RemoteResult
 
-_NO_SPACE, _NO_QUOTA = "No space left on device", "Disk quota exceeded"
+_NO_SPACE = "No space left on device"
+_NO_QUOTA = re.compile("(Disk q|Q)uota exceeded")
+"""EDQUOT, as glibc and as musl put it."""
 _NO_INODES = re.compile(r"^Filesystem +I.*\n.*?\s\d+ +\d+ +0 +(?:100%|-)", re.MULTILINE)
 """What `df -i` says where no file can be made, in a file system with a fixed number of them."""
 
@@ -102,7 +104,7 @@ def command_error(device: str, result: RemoteResult) -> RemoteError:
                 f"{device}: {text.one_line(line)}",
                 hint="log in as its owner, or choose another folder with --root",
             )
-    if _NO_SPACE in result.stderr or _NO_QUOTA in result.stderr:
+    if _NO_SPACE in result.stderr or _NO_QUOTA.search(result.stderr):
         return disk_full(device, lines)
     what = f"command failed on {device} with exit code {result.returncode}"
     return RemoteCommandError(
@@ -131,7 +133,7 @@ def timed_out(device: str, command: str, timeout_s: float | None) -> RemoteTimeo
 
 def disk_full(device: str, detail: str) -> DiskFullError:
     """The error for ENOSPC and EDQUOT; `detail` is what the device said, `df -i` of it as well."""
-    if _NO_QUOTA in detail:
+    if _NO_QUOTA.search(detail):
         return no_quota(device, detail)
     full = DiskFullError(
         f"no space left on {device}\n{detail}".rstrip(),
@@ -150,7 +152,7 @@ def no_quota(device: str, detail: str) -> DiskFullError:
 
 def inodes_left(device: str, error: DiskFullError, df: str) -> DiskFullError:
     """`error`, or one that says that a quota is used up, or inodes, if `df -i` says so."""
-    if _NO_QUOTA in error.message:
+    if _NO_QUOTA.search(error.message):
         return error if "quota -s" in str(error.hint) else no_quota(device, f"  {error.message}")
     if not _NO_INODES.search(df):
         return error
@@ -164,7 +166,7 @@ def inodes_left(device: str, error: DiskFullError, df: str) -> DiskFullError:
 def root_error(device: str, root: str, result: RemoteResult) -> RemoteError:
     """The error for a root folder that cannot be made or written, as `result` says."""
     said = result.stderr.strip()
-    if _NO_SPACE in said or _NO_QUOTA in said:
+    if _NO_SPACE in said or _NO_QUOTA.search(said):
         return disk_full(device, text.message(said))
     for reason, hint in _FOLDER_REASONS.items():
         if reason in said:
