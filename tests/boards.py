@@ -40,9 +40,11 @@ def own_cache(*also: str) -> Iterator[Path]:
             (Path(name) / shared).symlink_to(real / shared)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(paths, "_cache_dir", Path(name))
-            yield Path(name)
-            for board in virtual.list_running():
-                virtual.down(board.name)
+            try:
+                yield Path(name)
+            finally:  # of a test that fails, too
+                for board in virtual.list_running():
+                    virtual.down(board.name)
 
 
 @contextlib.contextmanager
