@@ -232,8 +232,9 @@ def test_files_over_ssh_that_go_nowhere(tmp_path: Path, monkeypatch: pytest.Monk
     """A server of SFTP that says nothing; then, as for adb, a shell that takes a byte at a time."""
     (tmp_path / "file").write_bytes(np.random.default_rng(1).bytes(1 << 23))
     for name, script in {
-        "nothing": "sleep 1000",
-        "bytes": "while :; do dd bs=1 count=1 2>/dev/null; sleep 0.1; done >/dev/null",
+        "nothing": "sleep 100",
+        # For a minute: nobody ends what goes on behind a connection that is gone.
+        "bytes": "for _ in $(seq 600); do dd bs=1 count=1 2>/dev/null; sleep 0.1; done >/dev/null",
     }.items():
         server_program = tmp_path / name
         server_program.write_text(f"#!/bin/sh\n{script}\n")
