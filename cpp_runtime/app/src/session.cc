@@ -356,11 +356,11 @@ struct Session::State {
         step *= static_cast<std::size_t>(info.shape[i]);
       }
       const std::size_t row = step * static_cast<std::size_t>(extent);
-      const std::size_t kept = step * static_cast<std::size_t>(used);
+      const std::size_t left = step * static_cast<std::size_t>(used);
       char* const data = static_cast<char*>(outputs[count.output].data);
-      for (std::size_t i = 1; i < rows; ++i) std::memmove(data + i * kept, data + i * row, kept);
+      for (std::size_t i = 1; i < rows; ++i) std::memmove(data + i * left, data + i * row, left);
       extent = used;
-      info.bytes = rows * kept;
+      info.bytes = rows * left;
     }
   }
 
