@@ -120,7 +120,9 @@ EXIT_CODES = {
     TimeLimitError.exit_code: "time limit",
     PositionError.exit_code: "an input points outside of its tensor",
     RefusedError.exit_code: "the device answers and refuses the login",
-    130: "interrupted",
+    129: "hung up: the terminal was closed (SIGHUP)",
+    130: "interrupted (Ctrl-C)",
+    143: "terminated (SIGTERM)",
 }
 
 

@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import ParamSpec, Self, TypeVar
+from typing import NamedTuple, ParamSpec, Self, TypeVar
 
 from edgepack.base import progress
 from edgepack.base.errors import EdgepackError, TimeLimitError, ToolchainError
@@ -195,14 +195,76 @@ class Beside:
         self._pool.shutdown(cancel_futures=kind is not None)
 
 
-def watched(child: subprocess.Popen[bytes]) -> contextlib.AbstractContextManager[None]:
-    """`Beside.watched` of the block that this thread runs beside, if it does."""
+_children: set[subprocess.Popen[bytes]] = set()
+
+
+@contextlib.contextmanager
+def watched(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """`end_children` ends the child while the block runs.
+
+    If this thread runs beside another block, `Beside.watched` by that, too.
+    """
     beside: Beside | None = getattr(_thread, "beside", None)
-    return beside.watched(child) if beside else contextlib.nullcontext()
+    _children.add(child)
+    try:
+        with beside.watched(child) if beside else contextlib.nullcontext():
+            yield
+    finally:
+        _children.discard(child)
+
+
+def end_children() -> None:
+    """Kill the programs that any thread of this process waits for; it must end itself then."""
+    for child in tuple(_children):
+        kill(child)
 
 
 def kill(child: subprocess.Popen[bytes]) -> None:
-    """End a child that leads a group of its own, and what it started, if it has not ended."""
-    if child.returncode is None:
+    """End a child that leads a group of its own, and all that it started, if it has not ended.
+
+    Ninja gives each compiler a group of its own, and what runs apart its programs a session.
+    """
+    if child.returncode is not None:
+        return
+    killed: set[int] = set()
+    # Again, for what was being started meanwhile.
+    while family := _family({child.pid, *killed}) - killed:
+        for pid in family:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        killed |= family
+    if not killed:  # no /proc here
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
+
+
+def _family(roots: set[int]) -> set[int]:
+    """The processes `roots`, those below them, and those of their groups and sessions."""
+    found: set[int] = set()
+    wanted = set(roots)
+    rows = list(processes())
+    while True:
+        more = {row.pid for row in rows if not wanted.isdisjoint(row)} - found
+        if not more:
+            return found
+        found |= more
+        wanted |= more
+
+
+class Process(NamedTuple):
+    """Numbers of a process of this machine."""
+
+    pid: int
+    parent: int
+    group: int
+    session: int
+
+
+def processes() -> Iterator[Process]:
+    """Those that run, by Linux's /proc: none where there is none."""
+    for state in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            # The name in parentheses may hold anything.
+            status, *numbers = state.read_bytes().rpartition(b")")[2].split()[:4]
+            if status not in (b"Z", b"X"):
+                yield Process(int(state.parent.name), *map(int, numbers))

@@ -6,6 +6,7 @@ import argparse
 import errno
 import importlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
@@ -17,6 +18,7 @@ from edgepack.base.progress import heard_by
 from edgepack.base.version import VERSION
 from edgepack.cli.console import Console
 from edgepack.cli.options import COMMON_DEFAULTS, add_common, check_writable
+from edgepack.cli.signals import Stopped
 
 # The modules of this package that are a command, in the order of use, and what each does.
 COMMANDS = {
@@ -50,7 +52,6 @@ COMMANDS = {
     "board": "start, stop, list and use virtual boards",
     "completion": "print completions for bash, zsh or fish",
 }
-INTERRUPTED = 130
 # What this machine's file system refuses is no bug; ENOENT would be one.
 FILE_ERRORS = (
     errno.EACCES,
@@ -163,9 +164,10 @@ def main(argv: Sequence[str]) -> int:
     except EdgepackError as error:
         console.error(error.message, error.hint, error.exit_code)
         return error.exit_code
-    except KeyboardInterrupt:
-        console.error("interrupted", None, INTERRUPTED)
-        return INTERRUPTED
+    except KeyboardInterrupt as error:
+        stopped = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
+        console.error(stopped.word, None, stopped.code)
+        return stopped.code
     except BrokenPipeError:
         # The reader of our output has gone (`edgepack boards | head`): not a mistake.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from pathlib import Path
+
+from edgepack.base.process import processes
 
 MAX_PROCESSES = 100
 """What one command may have running at a time: more is one that starts itself."""
@@ -47,12 +48,7 @@ def run_limited(words: Sequence[str], *, timeout_s: float) -> subprocess.Complet
 
 def count(session: int) -> int:
     """Processes of the session that the process `session` leads."""
-    found = 0
-    for state in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, IndexError):
-            # The name in parentheses may hold anything.
-            found += int(state.read_bytes().rpartition(b")")[2].split()[3]) == session
-    return found
+    return sum(one.session == session for one in processes())
 
 
 def kill(session: int) -> None:
