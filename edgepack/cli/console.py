@@ -44,7 +44,9 @@ class Console:
         self._err: TextIO = sys.stderr
         self._tty = self._err.isatty()
         self._color = self._tty and not no_color
-        self._ticker = Ticker(self._err, on_terminal=self._tty, silent=quiet)
+        self._ticker = Ticker(
+            self._err, on_terminal=self._tty, silent=quiet, mark=self._paint("36", "==>")
+        )
         level = logging.DEBUG if verbose > 1 else logging.INFO if verbose else logging.WARNING
         handler = _Handler(self._err, self._ticker)
         form = "%(levelname)s %(name)s: %(message)s" if verbose else "warning: %(message)s"
@@ -59,11 +61,8 @@ class Console:
         return f"\x1b[{code}m{text}\x1b[0m" if self._color else text
 
     def step(self, text: str) -> None:
-        """A new step begins (Progress); while it takes long, that is said."""
-        if not self.quiet:
-            with self._ticker.aside():
-                print(self._paint("36", "==>"), printable(text), file=self._err, flush=True)
-            self._ticker.begin(one_line(text))
+        """A new step begins (Progress)."""
+        self._ticker.begin(" ".join(printable(text).split()))
 
     @contextlib.contextmanager
     def bar(self, text: str, total: int) -> Iterator[Bar]:

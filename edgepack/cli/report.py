@@ -111,15 +111,11 @@ def profile_lines(profile: Profile) -> list[str]:
 
 def deploy_lines(report: Report, name: str) -> list[str]:
     """What a deploy did, and what the smoke test gave."""
-    sent = (
-        f"{megabytes(report.sent_bytes)} in {counted(len(report.sent_files), 'file')}, "
-        f"{megabytes(report.model_bytes_sent)} of them model; "
-        f"{counted(len(report.reused_files), 'file')} reused"
-        if report.outcome == "deployed"
-        else "nothing: the release was there"
-    )
+    sent = report.sent_text()
+    if report.outcome == "deployed":
+        sent += f"; {counted(len(report.reused_files), 'file')} reused"
     if report.copied_bytes:
-        sent += f", and {megabytes(report.copied_bytes)} of others"
+        sent += f", {megabytes(report.copied_bytes)} copied from files there"
     if report.links > 1:
         sent += f" ({report.links} connections)"
     lines = [

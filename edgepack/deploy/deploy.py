@@ -24,7 +24,7 @@ from edgepack.base.errors import BundleError, ConnectError, RemoteError, UsageEr
 from edgepack.base.process import user_at_host
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.tables import read_text
-from edgepack.base.text import megabytes
+from edgepack.base.text import counted, megabytes
 from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.manifest import DEVICE_TOOL, MANIFEST_NAME
 from edgepack.deploy.answers import SenselessError
@@ -71,15 +71,15 @@ _MAX_FACTS = 1 << 20
 _NAMED_FILES = 4
 # What the device tool calls its steps (cpp_runtime/device), in the user's words.
 _STEPS = {
-    "check": "checking what arrived",
+    "check": "checking the manifest and its signature",
     "publish": "installing the release",
-    "verify": "reading every byte of it",
+    "verify": "verifying every byte of it",
     "activate": "making it current",
     "health": "smoke test",
     "rollback": "going back to the release before",
     "recover": "finishing an interrupted deploy or rollback",
     "adopt": "taking over releases of an older edgepack",
-    "prune": "removing old releases",
+    "prune": "looking for releases that are not kept",
 }
 
 
@@ -93,12 +93,12 @@ class Report:
 
     `outcome` is "deployed" (something had to be sent or stored), "activated" (the release
     was there already), or "unchanged". `before` was current until now; `previous` is what a
-    rollback would go to. `sent_bytes` went over for the files of the bundle, `copied_bytes`
-    of them were found in others there. `links` is how often it had to connect. `signer` is
-    who signed, as the device sees it, and `pinned` a signer that it trusts from now on.
-    `same_version` is a release that was there with the same version, where signers are pinned.
-    `smoke_fresh` tells a smoke test of now from the record of an earlier one. `seconds` has
-    the wall time of each phase.
+    rollback would go to. `missing_bytes` of the bundle's files were not there: `sent_bytes` went
+    over for them, compressed, and `copied_bytes` were found in other files there. `links` is how
+    often it had to connect. `signer` is who signed, as the device sees it, and `pinned` a signer
+    that it trusts from now on. `same_version` is a release that was there with the same version,
+    where signers are pinned. `smoke_fresh` tells a smoke test of now from the record of an earlier
+    one. `seconds` has the wall time of each phase.
     """
 
     device: str
@@ -108,6 +108,7 @@ class Report:
     outcome: str
     before: str | None
     previous: str | None
+    missing_bytes: int
     sent_bytes: int
     copied_bytes: int
     model_bytes_sent: int
@@ -127,13 +128,23 @@ class Report:
         """For --json."""
         return {**asdict(self), "facts": self.facts.to_dict()}
 
+    def sent_text(self) -> str:
+        """How much was missing there and how much went over for it, for a person."""
+        if self.outcome != "deployed":
+            return "nothing: the release was there"
+        return (
+            f"{megabytes(self.missing_bytes)} in {counted(len(self.sent_files), 'file')}, "
+            f"compressed to {megabytes(self.sent_bytes)} "
+            f"(model {megabytes(self.model_bytes_sent)})"
+        )
+
     def _repr_html_(self) -> str:
         said = page.facts(
             {
                 "release": f"{self.release}, {self.outcome}",
                 "device": self.device,
                 "folder": self.root,
-                "sent": f"{megabytes(self.sent_bytes)} in {len(self.sent_files)} files",
+                "sent": self.sent_text(),
                 "before": self.previous,
                 "signer": self.signer,
                 "one run": f"{self.smoke.latency_ms:.1f} ms",
@@ -337,7 +348,11 @@ class _Deploy:
             self._left = ("release", _left(state))
             if state.needs:
                 self._send(exchange, state)
-            text = "the device installs, activates and tests"
+            text = (
+                f"release {self._bundle.manifest.release} is there, complete and tested"
+                if state.unchanged
+                else "the device installs, activates and tests it"
+            )
             with self._phase("finish", text, limits.finish_s):
                 done = exchange.finish()
         return self._report(done, facts)
@@ -454,9 +469,10 @@ class _Deploy:
 
     def _send(self, exchange: Exchange, state: RemoteState) -> None:
         self._exchanges.append(exchange)
+        text = f"sending {megabytes(_left(state))}: {self._missing(state)}"
         with (
-            self._phase("send", f"send: {self._missing(state)}", UPLOAD_S) as limit,
-            self._progress.bar(f"upload to {self._device.name}", _left(state)) as bar,
+            self._timed("send", text, UPLOAD_S) as limit,
+            self._progress.bar(text, _left(state)) as bar,
         ):
             exchange.send(
                 state.needs,
@@ -481,7 +497,7 @@ class _Deploy:
         ]
         if len(names) > _NAMED_FILES:
             names[_NAMED_FILES:] = [f"and {len(names) - _NAMED_FILES} more"]
-        return f"{megabytes(_left(state))} are missing there: {', '.join(names)}"
+        return ", ".join(names)
 
     def _needed(self, state: RemoteState) -> tuple[str, ...]:
         needed = {need.sha256 for need in state.needs}
@@ -495,7 +511,8 @@ class _Deploy:
         if new_tool:
             steps.append(("tool", f"put {DEVICE_TOOL} there"))
         if state.needs:
-            steps.append(("send", f"{megabytes(send_bytes)} packed: {self._missing(state)}"))
+            sizes = f"{megabytes(_left(state))}, compressed to {megabytes(send_bytes)}"
+            steps.append(("send", f"{sizes}: {self._missing(state)}"))
         if not state.unchanged:
             was = f" (was {state.current})" if state.current else ""
             steps += [
@@ -533,6 +550,7 @@ class _Deploy:
             outcome="deployed" if sent_files else done.outcome,
             before=self._first.current,
             previous=done.previous,
+            missing_bytes=_left(self._first),
             sent_bytes=sum(sent.values()),
             copied_bytes=sum(exchange.copied_bytes for exchange in self._exchanges),
             model_bytes_sent=sum(
@@ -553,8 +571,13 @@ class _Deploy:
 
     @contextlib.contextmanager
     def _phase(self, name: str, text: str, seconds: float) -> Iterator[Limit]:
-        log.info("%s", text)
         self._progress.step(text)
+        with self._timed(name, text, seconds) as limit:
+            yield limit
+
+    @contextlib.contextmanager
+    def _timed(self, name: str, text: str, seconds: float) -> Iterator[Limit]:
+        log.info("%s", text)
         start = time.monotonic()
         try:
             with limited(self._device, seconds, f"{name!r} ({text})") as limit:

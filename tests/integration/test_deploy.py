@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 
 from edgepack.base.errors import BundleError, ConfigError, EdgepackError, RemoteError, UsageError
+from edgepack.base.progress import reporting_to
 from edgepack.bundle.bundle import Bundle, open_bundle
 from edgepack.bundle.manifest import APP, DEVICE_TOOL, LIBRARY, PARAMS, Health
 from edgepack.bundle.signing import sign_folder
+from edgepack.cli.report import deploy_lines
 from edgepack.deploy.deploy import (
     DeployOptions,
     Report,
@@ -160,6 +162,31 @@ def test_first_deploy(bundles: dict[str, Bundle], home: Path) -> None:
     assert (root / DEVICE_TOOL).read_bytes() == bundle.file(DEVICE_TOOL).read_bytes()
     assert list(report.seconds) == ["facts", "tool", "state", "send", "finish"]
     assert json.loads(json.dumps(report.to_dict()))["release"] == report.release
+
+
+def test_what_is_said_is_what_happens(bundles: dict[str, Bundle], home: Path) -> None:
+    """One count of what is sent, in one step; and nothing is installed that is there."""
+    said: list[str] = []
+    bundle = bundles["a"]
+    todo = preview(bundle, LocalDevice(home), ROOT)
+    report = deploy_bundle(bundle, LocalDevice(home), ROOT, progress=reporting_to(said.append))
+    size = bundle.manifest.total_bytes - bundle.manifest.files[DEVICE_TOOL].size
+    assert report.missing_bytes == size
+    (sending,) = (text for text in said if "send" in text or "upload" in text)
+    # The tool went ahead, and the preview knows nothing of it being there by then.
+    assert sending.startswith(f"sending {size / 1e6:.1f} MB: {PARAMS}, ")
+    total = bundle.manifest.total_bytes / 1e6
+    steps = dict(todo.steps)
+    assert steps["send"].startswith(f"{total:.1f} MB, compressed to {todo.send_bytes / 1e6:.1f} MB")
+    sent = next(line for line in deploy_lines(report, "m") if line.startswith("sent"))
+    assert f"{size / 1e6:.1f} MB in" in sent
+    assert f"compressed to {report.sent_bytes / 1e6:.1f} MB" in sent
+    assert "the device installs, activates and tests it" in said
+
+    said.clear()
+    deploy_bundle(bundle, LocalDevice(home), ROOT, progress=reporting_to(said.append))
+    assert f"release {report.release} is there, complete and tested" in said
+    assert not [text for text in said if "install" in text or "sending" in text]
 
 
 def test_unchanged_redeploy_sends_and_changes_nothing(

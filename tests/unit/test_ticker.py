@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import re
 import threading
+import time
+from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -11,6 +15,7 @@ from edgepack.base import apart, progress
 from edgepack.base.apart import Apart
 from edgepack.base.process import Beside, run
 from edgepack.cli import ticker
+from edgepack.cli.durations import Durations
 from edgepack.cli.ticker import Ticker
 
 
@@ -27,14 +32,21 @@ def no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ticker, "REDRAW_S", 1e6)
 
 
-def test_elsewhere_than_on_a_terminal_a_line_each_half_minute() -> None:
+def ticker_of(
+    out: io.StringIO, clock: Clock, tmp_path: Path, *, on_terminal: bool = False
+) -> Ticker:
+    file = tmp_path / "steps.json"
+    return Ticker(out, on_terminal=on_terminal, clock=clock, durations=Durations(file))
+
+
+def test_elsewhere_than_on_a_terminal_a_line_each_half_minute(tmp_path: Path) -> None:
     clock, out = Clock(), io.StringIO()
-    it = Ticker(out, on_terminal=False, clock=clock)
+    it = ticker_of(out, clock, tmp_path)
     it.begin("building OpenCV")
     for second in range(0, 100):
         clock.now = second
         it.tick()
-    assert out.getvalue() == "".join(
+    assert out.getvalue() == "==> building OpenCV\n" + "".join(
         f"    still: building OpenCV {time}\n" for time in ("0:30", "1:00", "1:30")
     )
     # The next step begins anew, and what is quick is not said again.
@@ -44,47 +56,168 @@ def test_elsewhere_than_on_a_terminal_a_line_each_half_minute() -> None:
     it.stop()
     clock.now += 60
     it.tick()
-    assert "linking" not in out.getvalue()
+    assert out.getvalue().count("linking") == 1
 
 
-def test_what_is_counted_has_a_share_and_an_estimate() -> None:
+def test_what_is_counted_has_a_share_and_an_estimate(tmp_path: Path) -> None:
     clock, out = Clock(), io.StringIO()
-    it = Ticker(out, on_terminal=False, clock=clock)
+    it = ticker_of(out, clock, tmp_path)
     it.begin("building the app")
     clock.now = 10  # CMake configures
     it.now("", 0, 40)
     clock.now = 40
     it.now("", 10, 40)
     it.tick()
-    assert out.getvalue() == "    still: building the app 25% 0:40 about 1:30 left\n"
+    assert out.getvalue().endswith("    still: building the app 25% 0:40 about 1:30 left\n")
 
 
-def test_on_a_terminal_the_line_is_redrawn_and_makes_room() -> None:
-    clock, out = Clock(), io.StringIO()
-    it = Ticker(out, on_terminal=True, clock=clock)
-    it.begin("compiling")
+def build(it: Ticker, clock: Clock, *, link_s: float) -> list[str]:
+    """39 files of a second each, and a last one; what was said of what is left, each second."""
+    said = []
+    it.begin("building for arm64 with zig 0.17.0")
+    it.now("", 0, 40)
+    for done in range(1, 40):
+        clock.now += 1
+        it.now("", done, 40)
+        said.append(left_of(it))
+    for _ in range(round(link_s)):
+        clock.now += 1
+        said.append(left_of(it))
+    it.begin("next")
+    it.stop()
+    return said
+
+
+def left_of(it: Ticker) -> str:
+    out = cast("io.StringIO", it._out)
+    out.truncate(0)
     it.tick()
-    assert out.getvalue() == ""  # it may end at once
+    return "".join(re.findall(r"about (\d+:\d\d) left", out.getvalue()))
+
+
+def test_an_estimate_that_was_overtaken_is_not_made_again(tmp_path: Path) -> None:
+    clock, out = Clock(), io.StringIO()
+    it = ticker_of(out, clock, tmp_path, on_terminal=True)
+    said = build(it, clock, link_s=60)
+    assert (said[9], said[37]) == ("0:30", "0:02")
+    assert said[38] == "0:01"
+    assert set(said[39:]) == {""}
+
+
+def test_the_second_time_the_last_link_has_its_weight(tmp_path: Path) -> None:
+    clock, out = Clock(), io.StringIO()
+    build(ticker_of(out, clock, tmp_path, on_terminal=True), clock, link_s=61)
+    # Of another version, on a machine that is as fast: 100 seconds in all.
+    it = ticker_of(out, clock, tmp_path, on_terminal=True)
+    said = build(it, clock, link_s=61)
+    seconds = [int(text[0]) * 60 + int(text[2:]) for text in said[4:-1]]
+    assert len(seconds) > 90
+    assert all(abs(100 - second - left) <= 2 for second, left in enumerate(seconds, start=5))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        '{"building for arm# with zig #": [1]}',
+        "[]",
+        "[[[[",
+        '{"building for arm# with zig #": [[0.5, 9], [1, 3]]}',
+    ],
+)
+def test_a_damaged_memory_is_none(tmp_path: Path, content: str) -> None:
+    clock, out = Clock(), io.StringIO()
+    file = tmp_path / "steps.json"
+    file.write_text(content.replace("KEY", "building for arm# with zig #"))
+    it = ticker_of(out, clock, tmp_path, on_terminal=True)
+    assert build(it, clock, link_s=2)[9] == "0:30"
+
+
+def test_on_a_terminal_a_step_has_one_row_which_stays(tmp_path: Path) -> None:
+    clock, out = Clock(), io.StringIO()
+    it = ticker_of(out, clock, tmp_path, on_terminal=True)
+    it.begin("compiling")
+    it.now("", 0, 2)
     clock.now = 5
     it.now("Conv_3", 1, 2)
     it.tick()
-    line = "    compiling (Conv_3) [##########          ] 50% 0:05"
-    assert out.getvalue() == line
     with it.aside():
         out.write("a note\n")
-    assert out.getvalue() == f"{line}\r\x1b[Ka note\n"
+    it.begin("linking")
+    it.stop()
+    row = "==> compiling (Conv_3) [##########          ] 50% 0:05 about 0:05 left"
+    assert out.getvalue() == "".join(
+        [
+            "==> compiling",
+            f"\r\x1b[J{row}",
+            "\r\x1b[Ja note\n",
+            "==> compiling (0:05)\n",
+            "==> linking",
+            "\r\x1b[J==> linking\n",
+        ]
+    )
 
 
-def test_each_thread_has_its_step_and_none_when_it_ends() -> None:
+def test_steps_of_several_threads_have_rows_below_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
     clock, out = Clock(), io.StringIO()
-    it = Ticker(out, on_terminal=False, clock=clock)
+    it = ticker_of(out, clock, tmp_path, on_terminal=True)
+    it.begin("compiling 25 kernels")
+    may_end = threading.Event()
+
+    def other() -> None:
+        it.begin("building the program")
+        may_end.wait()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    while out.getvalue().count("building") < 1:
+        time.sleep(0.01)
+    clock.now = 3
+    out.truncate(0)
+    out.seek(0)
+    it.tick()
+    may_end.set()
+    thread.join()
+    rows = "==> compiling 25 kernels 0:03\n==> building the program 0:03"
+    assert out.getvalue() == f"\r\x1b[1A\x1b[J{rows}"
+
+
+@pytest.mark.parametrize("columns", [200, 80, 50, 40, 30, 10])
+def test_a_row_fits_and_its_words_are_whole(
+    columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    clock, out = Clock(), io.StringIO()
+    it = ticker_of(out, clock, tmp_path, on_terminal=True)
+    text = "toolchain: zig 0.17.0 (glibc 2.28): meets the floor 2.31 of Raspberry Pi OS bullseye"
+    it.begin(text)
+    it.now("", 0, 2)
+    clock.now = 100
+    it.now("mobilenet/features/conv_1/Clip", 1, 2)
+    out.truncate(0)
+    out.seek(0)
+    it.tick()
+    row = out.getvalue().rpartition("\x1b[J")[2]
+    assert len(row) < columns
+    words = set(f"==> {text} (mobilenet/features/conv_1/Clip)".split())
+    drawn = re.sub(r"\[.*?\]|50%|1:40|about|left", "", row).split()
+    assert set(drawn) <= words | {"…"}
+    assert ("about 1:40 left" in row) == (columns >= 80)
+
+
+def test_each_thread_has_its_step_and_none_when_it_ends(tmp_path: Path) -> None:
+    clock, out = Clock(), io.StringIO()
+    it = ticker_of(out, clock, tmp_path)
     it.begin("compiling")
     other = threading.Thread(target=it.begin, args=("building",))
     other.start()
     other.join()
     clock.now = 30
     it.tick()
-    assert out.getvalue() == "    still: compiling 0:30\n"
+    assert out.getvalue().splitlines()[2:] == ["    still: compiling 0:30"]
 
 
 class Heard:
