@@ -68,6 +68,12 @@ def megabytes(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:.{digits}f} MB"
 
 
+def milliseconds(time_ms: float) -> str:
+    """For example "4.25 ms", "132.5 ms" or "13140 ms"."""
+    digits = 2 if time_ms < 100 else 1 if time_ms < 1000 else 0
+    return f"{time_ms:.{digits}f} ms"
+
+
 def counted(count: int, word: str) -> str:
     """For example "1 photo" or "2 photos"."""
     return f"{count} {word}" + "s" * (count != 1)

@@ -13,6 +13,7 @@ from edgepack.cli.options import MEASURING_S, add_device, add_release, open_rele
 from edgepack.cli.pages import add_html, bench_page, check_html, save
 from edgepack.cli.report import answer_lines, bench_lines, profile_lines
 from edgepack.deploy.answers import SenselessError
+from edgepack.deploy.app_answers import emulated_mark
 from edgepack.deploy.conditions import Conditions, read_conditions
 from edgepack.deploy.duel import Duel, duel
 from edgepack.deploy.remote_app import RunRequest, ask_app
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         lines += ["", *profile_lines(answer.profile)]
     save(args, console, bench_page(answer, f"{root} on {device.name}"))
     conditions = {"before": asdict(before), "after": asdict(after)}
-    console.data({**answer.document, "conditions": conditions}, "\n".join(lines))
+    console.data({**answer.to_dict(), "conditions": conditions}, "\n".join(lines))
     return 0
 
 
@@ -96,9 +97,10 @@ def _compare(args: argparse.Namespace, options: list[str], console: Console) -> 
 
 def _duel_lines(found: Duel) -> list[str]:
     rounds = f"{len(found.a_ms)} rounds in turns"
+    mark = emulated_mark(found.emulated)
     return [
-        f"A         {found.a}: {statistics.median(found.a_ms):.2f} ms",
-        f"B         {found.b}: {statistics.median(found.b_ms):.2f} ms",
+        f"A         {found.a}: {statistics.median(found.a_ms):.2f} ms{mark}",
+        f"B         {found.b}: {statistics.median(found.b_ms):.2f} ms{mark}",
         f"B / A     {found.ratio:.3f}, with 95 % confidence {found.low:.3f} to {found.high:.3f}, "
         + (rounds if found.told else f"{rounds}: no difference that can be told"),
         *_conditions(found.before, found.after),

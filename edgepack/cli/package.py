@@ -81,7 +81,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
         f"bundle   {bundle.path}\n"
         f"{package.format:<8} {package.path} "
         f"({megabytes(package.size_bytes)}, sha256 {package.sha256})\n"
-        f"memory   weights {megabytes(model.params_bytes)}, arena {megabytes(model.arena_bytes)}\n"
+        f"memory   weights {megabytes(model.params_bytes)}, "
+        f"activations {megabytes(model.arena_bytes)}\n"
         f"next     {package.use}",
     )
     return 0

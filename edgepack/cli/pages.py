@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from edgepack.base import page
 from edgepack.base.errors import ImageError
 from edgepack.base.page import Html
-from edgepack.base.text import counted, megabytes
+from edgepack.base.text import counted, megabytes, milliseconds
 from edgepack.cli.options import check_writable
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def deploy_page(report: Report, bundle: Bundle) -> Html:
 
     manifest, smoke = bundle.manifest, report.smoke
     answer = AppAnswer.read(Answer(smoke.photo or smoke.golden, "smoke test"))
+    answer = answer.on_emulator() if report.emulated else answer
     photo = bundle.golden_image
     shown = page.picture(bundle.file(photo).read_bytes(), alt="the photo") if photo else Html()
     return page.page(
@@ -247,7 +248,7 @@ def compile_page(compiled: CompiledModel, title: str, board: Board) -> Html:
             {
                 "board": f"{board.title}, {board.cpu}",
                 "weights": megabytes(compiled.params_bytes),
-                "arena": megabytes(compiled.arena_bytes),
+                "activations": megabytes(compiled.arena_bytes),
                 "model's SHA-256": compiled.model_sha256,
                 "TVM": compiled.tvm_version,
             }
@@ -291,14 +292,17 @@ def compile_page(compiled: CompiledModel, title: str, board: Board) -> Html:
 
 
 def _times(answer: AppAnswer) -> Html:
-    steps = [(name, time, f"{time:.1f} ms") for name, time in answer.times_ms.items()]
+    from edgepack.deploy.app_answers import emulated_mark
+
+    mark = emulated_mark(answer.emulated)
+    steps = [(name, time, milliseconds(time) + mark) for name, time in answer.times_ms.items()]
     memory = answer.memory
     memory_facts = page.facts(
         {
             "threads": answer.threads,
-            "peak memory": megabytes(memory.rss_peak_bytes) if memory else None,
+            "peak memory": megabytes(memory.rss_peak_bytes) + mark if memory else None,
             "weights": megabytes(memory.params_bytes) if memory else None,
-            "arena": megabytes(memory.arena_bytes) if memory else None,
+            "activations": megabytes(memory.arena_bytes) if memory else None,
         }
     )
     return Html(page.shares(steps) + memory_facts)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from edgepack.base.text import counted, megabytes, one_line
+from edgepack.base.text import counted, megabytes, milliseconds, one_line
 from edgepack.cli.console import table
 from edgepack.deploy.answers import Answer, HealthOutcome, Release, Status
-from edgepack.deploy.app_answers import AppAnswer, Bench, Deviation, Profile
+from edgepack.deploy.app_answers import AppAnswer, Bench, Deviation, Profile, emulated_mark
 
 if TYPE_CHECKING:
     from edgepack.deploy.deploy import Report
@@ -22,15 +22,16 @@ def answer_lines(answer: AppAnswer) -> list[str]:
     """What edgepack-run said of one image or input; the classes first, best first."""
     lines = [score_line(one.score, one.index, one.label) for one in answer.top]
     lines += box_lines(answer.boxes)
-    times = [f"{name} {time:.1f} ms" for name, time in answer.times_ms.items()]
+    times = [f"{name} {milliseconds(time)}" for name, time in answer.times_ms.items()]
+    mark = emulated_mark(answer.emulated)
     if times:
         threads = "?" if answer.threads is None else answer.threads
-        lines.append(f"time      {', '.join(times)} ({threads} threads)")
+        lines.append(f"time      {', '.join(times)}{mark}, {threads} threads")
     if memory := answer.memory:
         lines.append(
-            f"memory    peak {megabytes(memory.rss_peak_bytes)} "
-            f"(weights {megabytes(memory.params_bytes)}, "
-            f"arena {megabytes(memory.arena_bytes)})"
+            f"memory    peak {megabytes(memory.rss_peak_bytes)}{mark}, "
+            f"weights {megabytes(memory.params_bytes)}, "
+            f"activations {megabytes(memory.arena_bytes)}"
         )
     if answer.ran_on:
         lines.append(f"ran on    {answer.ran_on}")
@@ -81,16 +82,18 @@ def error_line(expected: Deviation) -> str:
 
 def bench_lines(bench: Bench) -> list[str]:
     """Statistics of repeated runs, in milliseconds."""
+    mark = emulated_mark(bench.emulated)
     return [
         f"runs      {bench.runs} after {bench.warmup} warm-up",
-        f"mean      {bench.mean_ms:.2f} ms, std {bench.std_ms:.2f}",
-        f"p50/90/99 {bench.p50_ms:.2f} / {bench.p90_ms:.2f} / {bench.p99_ms:.2f} ms",
-        f"min, max  {bench.min_ms:.2f}, {bench.max_ms:.2f} ms",
+        f"mean      {bench.mean_ms:.2f} ms{mark}, std {bench.std_ms:.2f}",
+        f"p50/90/99 {bench.p50_ms:.2f} / {bench.p90_ms:.2f} / {bench.p99_ms:.2f} ms{mark}",
+        f"min, max  {bench.min_ms:.2f}, {bench.max_ms:.2f} ms{mark}",
     ]
 
 
 def profile_lines(profile: Profile) -> list[str]:
     """A table of kernel calls; layers that have no name in the model go by their kernel's."""
+    mark = emulated_mark(profile.emulated)
     rows = [
         (
             layer.layer or layer.kernel,
@@ -102,10 +105,10 @@ def profile_lines(profile: Profile) -> list[str]:
         for layer in profile.layers
     ]
     return [
-        table(rows, ("LAYER", "OPERATOR", "MS", "SHARE", "GFLOP/S")),
+        table(rows, ("LAYER", "OPERATOR", f"MS{mark.upper()}", "SHARE", "GFLOP/S")),
         "",
         f"medians of {profile.runs} runs; reading the clock adds "
-        f"{profile.overhead_ms:.3f} ms to a run",
+        f"{profile.overhead_ms:.3f} ms{mark} to a run",
     ]
 
 
@@ -132,7 +135,10 @@ def deploy_lines(report: Report, name: str) -> list[str]:
         lines.append(f"version   release {report.same_version}, which was there, has the same one")
     if report.previous:
         lines.append(f"before    release {report.previous}")
-    return [*lines, *smoke_lines(report.smoke, fresh=report.smoke_fresh)]
+    return [
+        *lines,
+        *smoke_lines(report.smoke, fresh=report.smoke_fresh, emulated=report.emulated),
+    ]
 
 
 def dry_run_lines(found: DryRun) -> list[str]:
@@ -176,7 +182,7 @@ def _facts(facts: DeviceFacts | None) -> list[str]:
     ]
 
 
-def status_lines(status: Status, where: str) -> list[str]:
+def status_lines(status: Status, where: str, *, emulated: bool = False) -> list[str]:
     """What runs on a device, since when, by whom, and how it does (`edgepack-device status`)."""
     current = status.current
     lines = [f"{current.name if current else 'nothing'} in {where}:"]
@@ -187,7 +193,7 @@ def status_lines(status: Status, where: str) -> list[str]:
             f"since     {current.since} by {current.by}",
             f"signer    {current.signer or 'none'}",
             f"compared  {one_line(current.compared or 'not recorded', limit=_COMPARED_LETTERS)}",
-            "tested    " + (_health(current.health) if current.health else "no"),
+            "tested    " + (_health(current.health, emulated) if current.health else "no"),
         ]
     if status.previous:
         lines.append(f"previous  {_release(status.previous)}")
@@ -216,22 +222,24 @@ def _release(release: Release) -> str:
     )
 
 
-def _health(health: HealthOutcome) -> str:
+def _health(health: HealthOutcome, emulated: bool) -> str:
+    mark = emulated_mark(emulated)
     parts = [health.outcome]
     if health.latency_ms is not None:
-        parts.append(f"{health.latency_ms:.1f} ms")
+        parts.append(milliseconds(health.latency_ms) + mark)
     if health.max_abs_error is not None:
         parts.append(f"max |error| {health.max_abs_error:.2g}")
     if health.max_rss_mb is not None:
-        parts.append(f"{health.max_rss_mb:.1f} MB")
+        parts.append(f"{health.max_rss_mb:.1f} MB{mark}")
     return f"{', '.join(parts)}, at {health.at}"
 
 
-def smoke_lines(smoke: Smoke, *, fresh: bool) -> list[str]:
+def smoke_lines(smoke: Smoke, *, fresh: bool, emulated: bool = False) -> list[str]:
     """The smoke test: the photo's classes, the time, the error against the reference."""
     title = "smoke test passed" if fresh else "smoke test passed when it was deployed"
     answer = replace(
         AppAnswer.read(Answer(smoke.photo or smoke.golden, "smoke test")),
+        emulated=emulated,
         expected=Deviation(
             max_abs_error=smoke.max_abs_error,
             max_abs_reference=smoke.max_abs_reference,

@@ -70,5 +70,6 @@ def run(args: argparse.Namespace, console: Console) -> int:
         device.close()
     source = args.image or (args.input[0] if args.input else "golden input")
     save(args, console, run_page(answer, f"{source} on {device.name}", args.image))
-    console.data(answer.document, "\n".join([f"{source} on {device.name}:", *answer_lines(answer)]))
+    lines = [f"{source} on {device.name}:", *answer_lines(answer)]
+    console.data(answer.to_dict(), "\n".join(lines))
     return 0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 
 from edgepack.cli.console import Console
-from edgepack.cli.options import ASKING_S, add_device, add_release, ask_device
+from edgepack.cli.options import ASKING_S, add_device, add_release, open_release
 from edgepack.cli.report import status_lines
 
 
@@ -19,7 +20,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Ask and print."""
     from edgepack.deploy import remote_tool
+    from edgepack.device.base import is_emulated
 
-    answer, where = ask_device(args, console, remote_tool.status)
-    console.data(answer.document, "\n".join(status_lines(answer, where)))
+    device, root = open_release(args, console)
+    with contextlib.closing(device):
+        answer = remote_tool.status(device, root)
+    lines = status_lines(answer, f"{root} on {device.name}", emulated=is_emulated(device))
+    console.data(answer.document, "\n".join(lines))
     return 0

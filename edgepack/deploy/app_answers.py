@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgepack.base import page
+from edgepack.base.text import milliseconds
 from edgepack.deploy.answers import Answer
 
 _TIMES = ("load", "decode", "preprocess", "run")
@@ -31,6 +32,11 @@ class Class:
             label=answer.text_or_none("label") or "",
             score=_NAN if score is None else score,
         )
+
+
+def emulated_mark(emulated: bool) -> str:
+    """What stands beside a time or a peak of memory that an emulator took."""
+    return " (emulated)" if emulated else ""
 
 
 def class_bars(top: Sequence[Class]) -> page.Html:
@@ -74,7 +80,10 @@ class Deviation:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """Statistics of repeated runs, in milliseconds, and the time of each run in their order."""
+    """Statistics of repeated runs, in milliseconds, and the time of each run in their order.
+
+    `emulated`: they are those of an emulator, and tell nothing of a board.
+    """
 
     runs: int
     warmup: int
@@ -86,6 +95,7 @@ class Bench:
     p90_ms: float
     p99_ms: float
     times_ms: tuple[float, ...] = field(default=(), repr=False)
+    emulated: bool = False
 
     @staticmethod
     def read(answer: Answer) -> Bench:
@@ -93,22 +103,25 @@ class Bench:
         return Bench(
             runs=answer.size("runs"),
             warmup=answer.size("warmup"),
-            **{name: answer.take(name, float) for name in times},
+            **{name: answer.take(name, float) for name in times},  # type: ignore[arg-type]
             times_ms=answer.take_list("times_ms", float, ()),
         )
 
     def _repr_html_(self) -> str:
+        mark = emulated_mark(self.emulated)
+        times = {
+            "mean": (self.mean_ms,),
+            "standard deviation": (self.std_ms,),
+            "p50, p90, p99": (self.p50_ms, self.p90_ms, self.p99_ms),
+            "min, max": (self.min_ms, self.max_ms),
+        }
         table = page.facts(
-            {
-                "runs": f"{self.runs} after {self.warmup} to warm up",
-                "mean": f"{self.mean_ms:.4g} ms, standard deviation {self.std_ms:.4g}",
-                "p50, p90, p99": f"{self.p50_ms:.4g}, {self.p90_ms:.4g}, {self.p99_ms:.4g} ms",
-                "min, max": f"{self.min_ms:.4g}, {self.max_ms:.4g} ms",
-            }
+            {"runs": f"{self.runs} after {self.warmup} to warm up"}
+            | {name: ", ".join(map(milliseconds, some)) + mark for name, some in times.items()}
         )
         if not self.times_ms:
             return page.embedded(table)
-        title = f"latency of {self.runs} runs"
+        title = f"latency of {self.runs} runs{mark}"
         return page.embedded(table, page.histogram(self.times_ms, unit="ms", title=title))
 
 
@@ -137,11 +150,15 @@ class LayerTime:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """The layers in the order they ran; `overhead_ms` is what measuring them added to a run."""
+    """The layers in the order they ran; `overhead_ms` is what measuring them added to a run.
+
+    `emulated`: times are those of an emulator, and tell nothing of a board.
+    """
 
     runs: int
     overhead_ms: float
     layers: tuple[LayerTime, ...]
+    emulated: bool = False
 
     @staticmethod
     def read(answer: Answer) -> Profile:
@@ -157,7 +174,7 @@ class Profile:
             (
                 f"{layer.layer or layer.kernel} {layer.operator}",
                 layer.share,
-                f"{layer.ms:.3f} ms",
+                f"{layer.ms:.3f} ms{emulated_mark(self.emulated)}",
             )
             for layer in slowest[:_SHOWN_LAYERS]
         )
@@ -166,7 +183,7 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryUse:
-    """Bytes: the most that the process had, and what of it are weights and arena."""
+    """Bytes: the most that the process had, and what of it are weights and activations (arena)."""
 
     rss_peak_bytes: int
     params_bytes: int
@@ -200,7 +217,10 @@ class RanOn:
 
 @dataclass(frozen=True, kw_only=True)
 class AppAnswer:
-    """What edgepack-run said of one input; `times_ms` are those it measured, by step."""
+    """What edgepack-run said of one input; `times_ms` are those it measured, by step.
+
+    `emulated`: they and the peak of memory are those of an emulator.
+    """
 
     top: tuple[Class, ...]
     boxes: tuple[SeenBox, ...] | None
@@ -211,6 +231,7 @@ class AppAnswer:
     bench: Bench | None
     profile: Profile | None
     ran_on: RanOn | None = None
+    emulated: bool = False
     document: Mapping[str, Any] = field(repr=False)
 
     @staticmethod
@@ -236,3 +257,16 @@ class AppAnswer:
             ran_on=answer.part("processor", RanOn.read),
             document=answer.document,
         )
+
+    def on_emulator(self) -> AppAnswer:
+        """The same, as a virtual board's."""
+        return replace(
+            self,
+            emulated=True,
+            bench=self.bench and replace(self.bench, emulated=True),
+            profile=self.profile and replace(self.profile, emulated=True),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For --json: what edgepack-run printed, and whether it was emulated."""
+        return {**self.document, "emulated": self.emulated}

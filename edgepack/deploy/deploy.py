@@ -24,11 +24,11 @@ from edgepack.base.errors import BundleError, ConnectError, RemoteError, UsageEr
 from edgepack.base.process import user_at_host
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.tables import read_text
-from edgepack.base.text import counted, megabytes
+from edgepack.base.text import counted, megabytes, milliseconds
 from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.manifest import DEVICE_TOOL, MANIFEST_NAME
 from edgepack.deploy.answers import SenselessError
-from edgepack.deploy.app_answers import class_bars
+from edgepack.deploy.app_answers import class_bars, emulated_mark
 from edgepack.deploy.options import DEFAULT_OPTIONS, DeployOptions
 from edgepack.deploy.remote_tool import (
     CorruptTransferError,
@@ -46,7 +46,7 @@ from edgepack.deploy.transfer import (
     RemoteState,
     packed_bytes,
 )
-from edgepack.device.base import Device, Stream
+from edgepack.device.base import Device, Stream, is_emulated
 from edgepack.device.errors import (
     ConnectionLostError,
     DiskFullError,
@@ -98,7 +98,8 @@ class Report:
     often it had to connect. `signer` is who signed, as the device sees it, and `pinned` a signer
     that it trusts from now on. `same_version` is a release that was there with the same version,
     where signers are pinned. `smoke_fresh` tells a smoke test of now from the record of an earlier
-    one. `seconds` has the wall time of each phase.
+    one; with `emulated` its times and memory are those of an emulator. `seconds` has the wall time
+    of each phase.
     """
 
     device: str
@@ -122,6 +123,7 @@ class Report:
     smoke: Smoke
     smoke_fresh: bool
     facts: DeviceFacts
+    emulated: bool = False
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -147,7 +149,7 @@ class Report:
                 "sent": self.sent_text(),
                 "before": self.previous,
                 "signer": self.signer,
-                "one run": f"{self.smoke.latency_ms:.1f} ms",
+                "one run": milliseconds(self.smoke.latency_ms) + emulated_mark(self.emulated),
                 "accuracy": f"max |error| {self.smoke.max_abs_error:.2g} of "
                 f"{self.smoke.max_abs_reference:.3g} (limit {self.smoke.tolerance:.0e} of it)",
             }
@@ -566,6 +568,7 @@ class _Deploy:
             smoke=done.smoke,
             smoke_fresh=done.smoke_fresh,
             facts=facts,
+            emulated=is_emulated(self._device),
             seconds=self._seconds,
         )
 

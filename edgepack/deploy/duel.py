@@ -11,7 +11,7 @@ from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.deploy.answers import SenselessError
 from edgepack.deploy.conditions import Conditions, read_conditions
 from edgepack.deploy.remote_app import RunRequest, ask_app
-from edgepack.device.base import Device
+from edgepack.device.base import Device, is_emulated
 from edgepack.device.limit import limited
 
 ROUNDS = 10
@@ -24,7 +24,7 @@ class Duel:
     """Medians of each round, in milliseconds; rounds took turns, and so did who went first.
 
     `ratio` is the geometric mean of b / a over the rounds, between `low` and `high` with 95 %
-    confidence.
+    confidence. `emulated`: times are those of an emulator, and tell nothing of a board.
     """
 
     a: str
@@ -36,6 +36,7 @@ class Duel:
     high: float
     before: Conditions
     after: Conditions
+    emulated: bool = False
 
     @property
     def told(self) -> bool:
@@ -95,4 +96,5 @@ def _duel(
         high=high,
         before=before,
         after=read_conditions(device),
+        emulated=is_emulated(device),
     )

@@ -23,7 +23,7 @@ from edgepack.base.errors import (
 from edgepack.bundle.manifest import APP
 from edgepack.deploy.answers import DeviceRefusal, read_object
 from edgepack.deploy.app_answers import AppAnswer, Deviation
-from edgepack.device.base import Device, RemoteResult
+from edgepack.device.base import Device, RemoteResult, is_emulated
 from edgepack.device.errors import command_error
 from edgepack.device.facts import own_folder
 
@@ -194,7 +194,7 @@ def parse_answer(device: Device, done: RemoteResult) -> AppAnswer:
         raise MismatchError(f"{name}: {_difference(read.expected)}")
     if done.returncode != 0:
         raise command_error(name, done)
-    return read
+    return read.on_emulator() if is_emulated(device) else read
 
 
 def _difference(expected: Deviation | None) -> str:

@@ -101,7 +101,7 @@ def open_virtual(board: VirtualBoard, *, timeout_s: float | None = COMMAND_TIMEO
     """Connect to a running virtual board, by its own key and host key."""
     from edgepack.device.ssh import SshDevice
 
-    return SshDevice(
+    device = SshDevice(
         Address(host=board.host, user=board.user, port=board.port),
         options=SshOptions(
             use_config=False,
@@ -112,3 +112,5 @@ def open_virtual(board: VirtualBoard, *, timeout_s: float | None = COMMAND_TIMEO
         ),
         name=f"virtual {board.name}",
     )
+    device.is_emulated = True
+    return device

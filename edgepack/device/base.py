@@ -21,6 +21,11 @@ class RemoteResult:
     stderr: str
 
 
+def is_emulated(device: object) -> bool:
+    """Whether times and memory on a device are those of an emulator: it is a virtual board."""
+    return bool(getattr(device, "is_emulated", False))
+
+
 class Stream(Protocol):
     """The standard input and output of a command that is running on a device.
 

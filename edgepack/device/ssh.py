@@ -50,6 +50,7 @@ class SshDevice:
 
     def __init__(self, address: Address, *, options: SshOptions, name: str | None = None) -> None:
         self.name = name or str(address)
+        self.is_emulated = False
         self._address, self._options = address, options
         self._has_sftp = True
         self._home: str | None = None

@@ -23,13 +23,14 @@ from edgepack.base import page
 from edgepack.base.errors import ConnectError, ModelError, UsageError
 from edgepack.base.paths import cache_dir, default_root
 from edgepack.base.progress import NO_PROGRESS, Progress, reporting_to
+from edgepack.base.text import milliseconds
 from edgepack.boards import Board, get_board, version_tuple
 from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.manifest import MANIFEST_NAME, SourceModel, Tensor, parse_manifest
 from edgepack.bundle.signing import sign_folder
 from edgepack.deploy import remote_tool
 from edgepack.deploy.answers import SenselessError, Status, Switched
-from edgepack.deploy.app_answers import AppAnswer, Bench, Class, Profile, class_bars
+from edgepack.deploy.app_answers import AppAnswer, Bench, Class, Profile, class_bars, emulated_mark
 from edgepack.deploy.deploy import Report, deploy_bundle
 from edgepack.deploy.options import DEFAULT_OPTIONS, DeployOptions
 from edgepack.deploy.remote_app import RunRequest, ask_app
@@ -54,7 +55,7 @@ class Outputs(Sequence[Array]):
     """The arrays that a run gave, in the order of the model's outputs.
 
     `names` are the outputs' in the model. `top` are the best classes, if there is one vector of
-    scores; `times_ms` is what each step took on the device.
+    scores; `times_ms` is what each step took on the device, by an emulator if it is `emulated`.
     """
 
     def __init__(self, arrays: Sequence[Array], names: Sequence[str], answer: AppAnswer) -> None:
@@ -62,6 +63,7 @@ class Outputs(Sequence[Array]):
         self.names: tuple[str, ...] = tuple(names)
         self.top: tuple[Class, ...] = answer.top
         self.times_ms: Mapping[str, float] = answer.times_ms
+        self.emulated = answer.emulated
 
     @overload
     def __getitem__(self, index: int) -> Array: ...
@@ -86,7 +88,8 @@ class Outputs(Sequence[Array]):
             (name, str(array.dtype), str(array.shape))
             for name, array in zip(self.names, self._arrays, strict=True)
         ]
-        times = {f"{name}, ms": f"{time:.1f}" for name, time in self.times_ms.items()}
+        mark = emulated_mark(self.emulated)
+        times = {name: milliseconds(time) + mark for name, time in self.times_ms.items()}
         return page.embedded(
             page.table(rows, ("output", "dtype", "shape")), class_bars(self.top), page.facts(times)
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -360,12 +361,15 @@ def test_the_command_line_end_to_end(
         assert "model/params.bin" in text
         assert "Egyptian cat" in out
         assert "smoke test passed" in out
+        assert re.search(r"\ntime .*, run \S+ ms \(emulated\),", out)
+        assert re.search(r"\nmemory    peak \S+ MB \(emulated\),", out)
         # All its parts are made: the plan is exact, and there is nothing left to do.
         assert main(["deploy", *where, *device, "--dry-run", "--json"]) == 0
         plan = json.loads(capsys.readouterr().out)
         assert (plan["exact"], plan["steps"], plan["release"]) == (True, [], plan["before"])
         assert main(["status", *where, *device]) == 0
-        assert "tested    ok" in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert re.search(r"tested    ok, \S+ ms \(emulated\), .* MB \(emulated\),", out)
         assert main(["prune", *where, *device, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["removed"] == []
         assert main(["rollback", *where, *device]) == 7  # there is no release before
@@ -374,6 +378,7 @@ def test_the_command_line_end_to_end(
         assert main(["run", *where, *device, "--image", photo, "--json"]) == 0
         answer = json.loads(capsys.readouterr().out)
         check_output("run", answer)
+        assert answer["emulated"]
         assert answer["top"][0]["label"] == "espresso"
         bench_it = ["bench", *where, *device, "-n", "2", "--warmup", "0", "--json"]
         assert main([*bench_it, "--html", str(page)]) == 0

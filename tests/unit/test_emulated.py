@@ -1,0 +1,90 @@
+"""Times and memory of an emulator are never shown as those of a board."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from edgepack.base.text import milliseconds
+from edgepack.cli.pages import bench_page
+from edgepack.cli.report import answer_lines, bench_lines, profile_lines
+from edgepack.deploy.app_answers import AppAnswer
+from edgepack.deploy.duel import duel
+from edgepack.deploy.remote_app import RunRequest, ask_app
+from tests.scripted_tool import ScriptedDevice
+
+ANSWER = {
+    "edgepack": "0.1.0",
+    "threads": 2,
+    "load_ms": 1.0,
+    "run_ms": 13140.123,
+    "rss_peak_bytes": 44_000_000,
+    "params_bytes": 14_000_000,
+    "arena_bytes": 2_900_000,
+    "bench": {
+        "runs": 3, "warmup": 1, "mean_ms": 13140.123, "std_ms": 1.5, "min_ms": 13139.0,
+        "max_ms": 13142.0, "p50_ms": 13140.0, "p90_ms": 13141.0, "p99_ms": 13142.0,
+        "times_ms": [13139.0, 13140.0, 13142.0],
+    },
+    "profile": {
+        "runs": 3, "overhead_ms": 0.5,
+        "layers": [{"layer": "a", "operator": "Conv", "kernel": "k", "ms": 2.5, "share": 1.0}],
+    },
+}  # fmt: skip
+
+
+def ask(*, emulated: bool) -> AppAnswer:
+    return ask_app(device(emulated=emulated), "r", RunRequest(golden=True))
+
+
+def device(*, emulated: bool) -> Any:
+    scripted = ScriptedDevice("board", lambda _command: json.dumps(ANSWER))
+    scripted.is_emulated = emulated  # type: ignore[attr-defined]
+    return scripted
+
+
+def shown(answer: AppAnswer) -> list[str]:
+    """Lines and cells with a time or the peak of memory."""
+    assert answer.bench is not None
+    assert answer.profile is not None
+    lines = [*answer_lines(answer), *bench_lines(answer.bench), *profile_lines(answer.profile)]
+    page = bench_page(answer, "title")
+    assert ("latency of 3 runs (emulated)" in page) == answer.emulated  # over the histogram
+    page = re.sub("<style>.*?</style>|<svg.*?</svg>", "", page, flags=re.DOTALL)
+    lines += [cell for cell in re.split(r"</?(?:td|tr|th|text|title)\b[^>]*>", page) if cell]
+    return [line for line in lines if re.search(r"\bms\b|\bpeak\b.*MB|\bMS\b", line)]
+
+
+def test_each_time_of_a_virtual_board_says_so() -> None:
+    lines = shown(ask(emulated=True))
+    assert len(lines) > 12
+    assert [line for line in lines if "emulated" not in line.lower()] == []
+    assert ask(emulated=True).to_dict()["emulated"] is True
+
+
+def test_those_of_a_board_do_not() -> None:
+    lines = shown(ask(emulated=False))
+    assert len(lines) > 12
+    assert [line for line in lines if "emulated" in line.lower()] == []
+    assert ask(emulated=False).to_dict()["emulated"] is False
+
+
+def test_two_releases_side_by_side_say_so() -> None:
+    assert duel(device(emulated=True), "r", ("a", "b"), (), runs=1).emulated
+
+
+@pytest.mark.parametrize(
+    ("time_ms", "text"),
+    [(0.004, "0.00 ms"), (4.25, "4.25 ms"), (132.52, "132.5 ms"), (13140.123, "13140 ms")],
+)
+def test_no_time_has_an_exponent(time_ms: float, text: str) -> None:
+    assert milliseconds(time_ms) == text
+
+
+def test_a_notebook_shows_no_exponent() -> None:
+    answer = ask(emulated=False)
+    assert answer.bench is not None
+    assert not re.search(r"\de[+-]\d", answer.bench._repr_html_())
