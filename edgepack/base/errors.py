@@ -107,6 +107,12 @@ class PositionError(EdgepackError):
     exit_code = 10
 
 
+class NothingThereError(RemoteError):
+    """What is asked for is not there: a deployed model, a release, a service, a virtual board."""
+
+    exit_code = 12
+
+
 EXIT_CODES = {
     0: "ok",
     1: "a bug in edgepack (a traceback is printed)",
@@ -120,6 +126,7 @@ EXIT_CODES = {
     TimeLimitError.exit_code: "time limit",
     PositionError.exit_code: "an input points outside of its tensor",
     RefusedError.exit_code: "the device answers and refuses the login",
+    NothingThereError.exit_code: "nothing there: no such release, service or virtual board",
     129: "hung up: the terminal was closed (SIGHUP)",
     130: "interrupted (Ctrl-C)",
     143: "terminated (SIGTERM)",

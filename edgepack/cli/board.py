@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 
-from edgepack.base.errors import UsageError
+from edgepack.base.errors import NothingThereError, UsageError
 from edgepack.boards import SUITES, get_board, load_boards
 from edgepack.cli.console import Console, table
 from edgepack.cli.options import add_common, board_files, positive
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         return 0
     if args.action == "down":
         if not down(args.name) and args.name not in load_boards(board_files(args)):
-            raise UsageError(
+            raise NothingThereError(
                 f"no virtual board is running under this name: {args.name}",
                 hint="`edgepack board list` lists those that run",
             )
@@ -77,7 +77,7 @@ def _reach(args: argparse.Namespace, console: Console) -> int:
     """Log in to a board that runs, copy to it or from it, or say how."""
     found = [vb for vb in list_running() if vb.name == args.name]
     if not found:
-        raise UsageError(
+        raise NothingThereError(
             f"no virtual board is running under this name: {args.name}",
             hint=f"edgepack board up {args.name}",
         )

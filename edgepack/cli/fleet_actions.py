@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from edgepack.base.errors import UsageError
+from edgepack.base.errors import NothingThereError
 from edgepack.base.paths import default_root
 from edgepack.boards import load_boards
 from edgepack.cli.console import Console
@@ -165,7 +165,7 @@ def _rollback(args: argparse.Namespace, console: Console) -> int:
             }
             devices = tuple(device for device in devices if device.name in leave)
         if not devices:
-            raise UsageError(
+            raise NothingThereError(
                 f"{journal.path}: no device has had a deploy to go back from",
                 hint="--again goes back on every device, whatever it has",
             )
@@ -196,7 +196,7 @@ def _report(args: argparse.Namespace, console: Console) -> int:
     path = fleet.journal(release.name, args.journal)
     with Journal(path, write=False) as journal:
         if journal.run is None:
-            raise UsageError(
+            raise NothingThereError(
                 f"no rollout of {release.name} to {fleet.name} yet: {path}",
                 hint="edgepack fleet deploy",
             )

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
-from edgepack.base.errors import RemoteError
+from edgepack.base.errors import NothingThereError, RemoteError
 from edgepack.base.process import user_at_host
 from edgepack.base.text import counted, message, one_line
 from edgepack.cli.console import Console, table
@@ -29,6 +29,7 @@ from edgepack.fleet import (
     roll_out,
 )
 from edgepack.fleet.report import FleetReport, release_lines
+from edgepack.fleet.work import NOTHING_BEFORE
 
 INTERRUPTED = 130
 # More rows than this are for --html and --json.
@@ -114,7 +115,7 @@ def _report_lines(report: FleetReport) -> list[str]:
     lines = [
         f"{summary['model']} to {summary['fleet']}: {summary['action']} {summary['status']}"
         + (f": {summary['reason']}" if summary["reason"] else ""),
-        f"devices   {summary['devices_ok']} of {summary['devices_total']} well: {outcomes}",
+        f"devices   {summary['devices_ok']} of {summary['devices_total']} done: {outcomes}",
     ]
     lines += [f"release   {line}" for line in release_lines(summary)]
     shown: list[list[str]] = []
@@ -166,6 +167,8 @@ class _Teller:
         for outcome in outcomes:
             if not outcome.ok:
                 self._codes.add(outcome.exit_code)
+            elif outcome.outcome == NOTHING_BEFORE:
+                self._codes.add(NothingThereError.exit_code)
             reason = f": {message(outcome.error)}" if outcome.error else ""
             self._console.note(f"    {outcome.device} {one_line(outcome.outcome)}{reason}")
 
@@ -176,7 +179,7 @@ class _Teller:
         self._console.note("stopping: waiting for the devices under way; press again to leave them")
 
     def exit_code(self) -> int:
-        """0, the one code of all failures, or that of a failed command if they differ."""
+        """0, the one code of all that did not go as asked, or a failed command's if they differ."""
         if len(self._codes) > 1:
             return RemoteError.exit_code
         return next(iter(self._codes), 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 
+from edgepack.base.errors import NothingThereError
 from edgepack.cli.console import Console
 from edgepack.cli.options import ASKING_S, add_device, add_release, open_release
 from edgepack.cli.report import status_lines
@@ -27,4 +28,4 @@ def run(args: argparse.Namespace, console: Console) -> int:
         answer = remote_tool.status(device, root)
     lines = status_lines(answer, f"{root} on {device.name}", emulated=is_emulated(device))
     console.data(answer.document, "\n".join(lines))
-    return 0
+    return 0 if answer.current else NothingThereError.exit_code

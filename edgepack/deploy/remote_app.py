@@ -16,6 +16,7 @@ from edgepack.base.errors import (
     EdgepackError,
     MismatchError,
     ModelError,
+    NothingThereError,
     PositionError,
     RemoteError,
     UsageError,
@@ -158,7 +159,7 @@ def _temporary_folder(device: Device, app: str, *, needed: bool) -> Iterator[str
     found = device.run(f"[ -e {shlex.quote(app)} ] || exit 3; {make}", check=False)
     folder = "".join(found.stdout.split()[-1:]) if needed else ""
     if found.returncode == 3:
-        raise RemoteError(
+        raise NothingThereError(
             f"{device.name}: there is no {app}", hint="`edgepack deploy` puts it there"
         )
     if found.returncode != 0 or folder.startswith("/") != needed:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgepack.base.errors import BundleError, RemoteError, UsageError
+from edgepack.base.errors import BundleError, NothingThereError, RemoteError, UsageError
 from edgepack.boards import load_boards
 from edgepack.bundle.manifest import MANIFEST_NAME, parse_manifest
 from edgepack.bundle.service import Service, access
@@ -100,7 +100,7 @@ class Site:
 def look(device: Device, root: str) -> Site:
     """Ask `device` about its folder `root`.
 
-    Raises UsageError if nothing is deployed there, RemoteError if the login cannot tell.
+    Raises NothingThereError if nothing is deployed there, RemoteError if the login cannot tell.
     """
     command = _FACTS.format(root=shlex.quote(root), manifest=MANIFEST_NAME)
     result = device.run(command, check=False)
@@ -108,7 +108,7 @@ def look(device: Device, root: str) -> Site:
     if result.returncode != 0 or len(lines) < 6:
         if "No such file or directory" not in result.stderr:
             raise command_error(device.name, result)
-        raise UsageError(
+        raise NothingThereError(
             f"{device.name}: no release is current in {root}", hint="`edgepack deploy` first"
         )
     path, owner, login, kind, rights, manifest = lines
@@ -245,7 +245,7 @@ def log_of(
     with contextlib.closing(stream):
         kind = stream.read_line(_ANSWER_S).decode(errors="replace").strip()
         if kind not in KINDS[1:]:
-            raise NoServiceError(
+            raise NothingThereError(
                 f"{device.name}: no service of {site.root} is installed",
                 hint="`edgepack service install` starts one",
             )

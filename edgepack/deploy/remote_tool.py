@@ -18,6 +18,7 @@ from edgepack.base.errors import (
     BundleError,
     EdgepackError,
     MismatchError,
+    NothingThereError,
     RemoteError,
     TimeLimitError,
     UsageError,
@@ -85,6 +86,7 @@ _KINDS: Mapping[str, type[EdgepackError]] = {
     "health-timeout": HealthTimeoutError,
     "over-latency": SmokeTestError,
     "over-memory": SmokeTestError,
+    "no-release": NothingThereError,
 }
 _CODES: Mapping[int, type[EdgepackError]] = {
     UsageError.exit_code: UsageError,
@@ -398,7 +400,7 @@ def _ask(device: Device, root: str, *words: str) -> Answer:
 def _answer(device: Device, layout: Layout, done: RemoteResult, command: str) -> Answer:
     """The tool's JSON in `done`, which `command` printed; raises as `call`."""
     if done.returncode == _SHELL_FOUND_NOTHING:
-        raise RemoteError(
+        raise NothingThereError(
             f"{device.name}: there is no device tool in {layout.root}",
             hint="`edgepack deploy` puts it there",
         )

@@ -31,6 +31,10 @@ SERVICE_S = 1800.0
 """A dozen commands, and root's own copy of the device tool."""
 
 
+NOTHING_BEFORE = "no earlier release"
+"""The outcome of a rollback on a device that has had one release only."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Connector:
     """Connects to a device as the fleet says, and where it says nothing as `options` do."""
@@ -197,7 +201,8 @@ class Rollback(_OnDevice):
     """Go back from the release in `leave` (device: release) to the one before it.
 
     A device that has another release by now is left alone, so that a rollback that was cut
-    off can be done again. One that is not in `leave` goes back from whatever it has.
+    off can be done again. One that is not in `leave` goes back from whatever it has. Where there is
+    no release before, the one that is there stays: that is no failure of the device.
     """
 
     leave: Mapping[str, str]
@@ -209,10 +214,12 @@ class Rollback(_OnDevice):
     def __call__(self, device: FleetDevice) -> Done:
         """See `Work`."""
         with self._open(device) as (remote, root), limited(remote, self.commands_s, "the rollback"):
-            current = remote_tool.status(remote, root).current
-            before = current.release if current else None
+            status = remote_tool.status(remote, root)
+            before = status.current.release if status.current else None
             if before != self.leave.get(device.name, before):
                 return Done(outcome="unchanged", release=before)
+            if status.previous is None:
+                return Done(outcome=NOTHING_BEFORE, release=before)
             done = remote_tool.rollback(remote, root)
         return Done(outcome="rolled back", release=done.release, details={"before": before})
 

@@ -372,7 +372,7 @@ def test_the_command_line_end_to_end(
         assert re.search(r"tested    ok, \S+ ms \(emulated\), .* MB \(emulated\),", out)
         assert main(["prune", *where, *device, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["removed"] == []
-        assert main(["rollback", *where, *device]) == 7  # there is no release before
+        assert main(["rollback", *where, *device]) == 12
         assert "there is no release before" in capsys.readouterr().err
         photo = str(project.model.parent / "coffee.png")
         assert main(["run", *where, *device, "--image", photo, "--json"]) == 0

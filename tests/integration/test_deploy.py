@@ -14,11 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgepack.base.errors import BundleError, ConfigError, EdgepackError, RemoteError, UsageError
+from edgepack.base.errors import (
+    BundleError,
+    ConfigError,
+    EdgepackError,
+    NothingThereError,
+    RemoteError,
+    UsageError,
+)
 from edgepack.base.progress import reporting_to
 from edgepack.bundle.bundle import Bundle, open_bundle
 from edgepack.bundle.manifest import APP, DEVICE_TOOL, LIBRARY, PARAMS, Health
 from edgepack.bundle.signing import sign_folder
+from edgepack.cli import main
 from edgepack.cli.report import deploy_lines
 from edgepack.deploy.deploy import (
     DeployOptions,
@@ -225,6 +233,35 @@ def test_back_to_an_older_release(bundles: dict[str, Bundle], home: Path) -> Non
     assert (report.outcome, report.sent_bytes) == ("activated", 0)
     assert current(home) == bundles["a"].manifest.release
     assert release_of(home / ROOT / "previous") == bundles["b"].manifest.release
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["rollback"], "there is no release before the current one"),
+        (["rollback", "--to", "0" * 12], f"there is no release {'0' * 12}"),
+        (["status", "--root", "ROOT/other"], "there is no device tool in"),
+        (["run", "--golden", "--root", "ROOT/other"], "there is no"),
+        (["service", "install", "--root", "ROOT/other"], "no release is current"),
+        (["board", "ssh", "nobody"], "no virtual board is running under this name: nobody"),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, list) else "",
+)
+def test_what_is_not_there_has_one_exit_code(
+    words: list[str],
+    said: str,
+    bundles: dict[str, Bundle],
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    deploy_bundle(bundles["a"], LocalDevice(home), ROOT)
+    root = str(home / ROOT)
+    words = [word.replace("ROOT", root) for word in words]
+    if words[0] != "board":
+        words += ["--device", "local", "--board", "local"]
+        words += ["--root", root] * ("--root" not in words)
+    assert main(words) == NothingThereError.exit_code == 12
+    assert said in capsys.readouterr().err
 
 
 def test_old_releases_are_removed(bundles: dict[str, Bundle], home: Path) -> None:

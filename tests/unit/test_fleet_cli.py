@@ -171,7 +171,7 @@ def test_errors_cross_processes_by_the_name_of_their_class(tmp_path: Path) -> No
 
 def test_a_report_needs_a_rollout(fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "fleet", "report", fleet, "--name", "m")
-    assert code == 2
+    assert code == 12
     assert "no rollout of m to fleet yet" in err
 
 
@@ -179,7 +179,7 @@ def test_a_rollback_needs_a_deploy(fleet: str, capsys: pytest.CaptureFixture[str
     code, _, err = run(capsys, "fleet", "rollback", fleet)
     assert (code, "which deployed model?" in err) == (2, True)
     code, _, err = run(capsys, "fleet", "rollback", fleet, "--name", "m", "--dry-run")
-    assert code == 2
+    assert code == 12
     assert "m.jsonl: no device has had a deploy to go back from" in err
     assert "--again" in err
     code, out, _ = run(capsys, "fleet", "rollback", fleet, "--name", "m", "--dry-run", "--again")
@@ -229,7 +229,7 @@ def test_a_rollout_that_was_killed_is_reported(
     assert code == 0
     assert out.splitlines()[:3] == [
         "m to fleet: deploy interrupted: it was killed, or is under way",
-        "devices   1 of 21 well: 1 deployed, 20 waiting",
+        "devices   1 of 21 done: 1 deployed, 20 waiting",
         "release   0123456789ab on 1 rasp3b",
     ]
     assert page.read_text().count("<tr ") == 21

@@ -24,6 +24,7 @@ class FakeTool:
 
     def __init__(self) -> None:
         self.current: str | None = NEW
+        self.previous: object = STATUS["previous"]
         self.pending: dict[str, str] | None = None
         self.calls: list[str] = []
         self.open = 0
@@ -43,7 +44,8 @@ class FakeTool:
             self.current = OLD if self.current == NEW else NEW
             return json.dumps({"release": self.current, "before": None})
         current = self.current and {**RELEASE, "release": self.current}
-        return json.dumps({**STATUS, "current": current, "pending": self.pending})
+        now = {"current": current, "previous": self.previous, "pending": self.pending}
+        return json.dumps({**STATUS, **now})
 
 
 @pytest.fixture
@@ -62,6 +64,14 @@ def test_status(tool: FakeTool) -> None:
     tool.current = None
     assert (ask(DEVICE).outcome, ask(DEVICE).release) == ("empty", None)
     assert tool.open == 0
+
+
+def test_a_device_that_has_had_one_release_is_no_failure(tool: FakeTool) -> None:
+    """It stays as it is, and a rollout goes on with the next device."""
+    tool.previous = None
+    done = Rollback(connect=tool.connect, root="edgepack/m", leave={"a": NEW})(DEVICE)
+    assert (done.outcome, done.release) == ("no earlier release", NEW)
+    assert not [command for command in tool.calls if command.endswith(" rollback")]
 
 
 def test_a_rollback_is_done_once(tool: FakeTool) -> None:
