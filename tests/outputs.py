@@ -47,9 +47,9 @@ def _centre(box: Box) -> tuple[float, float, float, float]:
     return (left + right) / 2, (top + bottom) / 2, right - left, bottom - top
 
 
-def _rows(points: int = 0) -> tuple[np.ndarray, list[Box]]:
-    """(N, 4 + CLASSES + 3 * points): the boxes among others of no score, each twice."""
-    rows = np.zeros((40, 4 + CLASSES + 3 * points))
+def _rows(points: int = 0, size: int = 3) -> tuple[np.ndarray, list[Box]]:
+    """(N, 4 + CLASSES + size * points): the boxes among others of no score, each twice."""
+    rows = np.zeros((40, 4 + CLASSES + size * points))
     rows[:, :4] = np.random.default_rng(1).uniform(1, 60, (40, 4))
     found = []
     for number, box in enumerate(BOXES):
@@ -57,7 +57,7 @@ def _rows(points: int = 0) -> tuple[np.ndarray, list[Box]]:
             rows[at, :4] = _centre(box)
             rows[at, 4 + box.index] = score
             marks = [(box.box[0] + i, box.box[1] + 2 * i) for i in range(points)]
-            rows[at, 4 + CLASSES :] = np.array([(x, y, 0.3) for x, y in marks]).ravel()
+            rows[at, 4 + CLASSES :] = np.array([(x, y, 0.3)[:size] for x, y in marks]).ravel()
         found.append(
             Box(index=box.index, label="", score=box.score, box=box.box, points=tuple(marks))
         )
@@ -89,6 +89,36 @@ def _v8_maps(bins: int) -> list[np.ndarray]:
             tensor[4 * bins + box.index, row, column] = _logit(box.score)
         maps.append(tensor[np.newaxis].astype(np.float32))
     return maps
+
+
+ANGLES = (0.5, -0.25, 2.0)
+
+
+def _turned() -> list[Box]:
+    """The boxes, turned around their centres: as complex numbers, multiplied by exp(i angle)."""
+    found = []
+    for box, angle in zip(BOXES, ANGLES, strict=True):
+        x, y, wide, high = _centre(box)
+        corners = np.array(
+            [-wide - 1j * high, wide - 1j * high, wide + 1j * high, -wide + 1j * high]
+        )
+        turned = (x + 1j * y + corners / 2 * np.exp(1j * angle)).astype(complex)
+        points = tuple((float(one.real), float(one.imag)) for one in turned)
+        xs, ys = zip(*points, strict=True)
+        hull = (min(xs), min(ys), max(xs), max(ys))
+        found.append(replace(box, box=hull, points=points))
+    return found
+
+
+def _rotated() -> tuple[np.ndarray, np.ndarray, list[Box]]:
+    """(N, 4 + CLASSES + 1) and rows (N, 7) of the turned boxes; of the first, each is twice."""
+    upright, _ = _rows()
+    rows = np.hstack([upright, np.random.default_rng(5).uniform(-1, 2, (len(upright), 1))])
+    ends = np.zeros((20, 7))
+    for number, (box, angle) in enumerate(zip(BOXES, ANGLES, strict=True)):
+        rows[[5 + 9 * number, 9 * number], -1] = angle, angle + 0.1
+        ends[9 + number] = (*_centre(box), box.score, box.index, angle)
+    return rows, ends, _turned()
 
 
 ANCHORS = (10.0, 13.0, 16.0, 30.0, 30.0, 23.0, 33.0, 60.0)
@@ -182,8 +212,17 @@ def _cases() -> list[Case]:
     ends = np.zeros((20, 6))
     for at, box in enumerate(reversed(BOXES)):
         ends[3 + at] = (*box.box, box.score, box.index)
+    two_each, _ = _rows(points=2, size=2)
+    with_masks = np.hstack([rows, np.random.default_rng(8).normal(0, 9, (len(rows), 5))])
+    ends_with_masks = np.hstack([ends, np.full((20, 5), 7.0)])
+    rotated, rotated_ends, turned = _rotated()
     for name, changes, tensor, found in (
         ("v8", {}, rows.T, boxes),
+        ("v8-points-of-two", {"points": 2, "point_size": 2}, two_each.T, pointed),
+        ("v8-masks", {"masks": 5}, with_masks.T, boxes),
+        ("v8-rotated", {"rotated": True}, rotated.T, turned),
+        ("end2end-masks", {"head": "end2end", "masks": 5}, ends_with_masks, list(BOXES)),
+        ("end2end-rotated", {"head": "end2end", "rotated": True}, rotated_ends, turned),
         ("v8-relative", {"units": "relative"}, relative.T, boxes),
         ("v8-points", {"points": 2}, with_points.T, pointed),
         ("v5", {"head": "v5"}, first, boxes),

@@ -232,3 +232,16 @@ class Table:
         """Refuse the keys that nothing has taken."""
         for key in self._left:
             raise self.fail(key, "unknown key", hint=perhaps(key, self._known))
+
+
+def to_toml(value: Any) -> str:
+    """A value as TOML writes it. JSON's strings are TOML's but for DEL."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {to_toml(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(to_toml, value)) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgepack.cli.console import Console
 from edgepack.cli.options import (
@@ -15,6 +16,9 @@ from edgepack.cli.options import (
     positive,
     project_file,
 )
+
+if TYPE_CHECKING:
+    from edgepack.flow.check import OutputRange
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +40,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Print the classes; fail if the golden image is not what it should be."""
-    from edgepack.cli.report import box_lines, score_line
+    from edgepack.cli.report import result_lines, score_line
     from edgepack.flow.check import check_project
     from edgepack.flow.project import load_project
 
@@ -55,7 +59,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
         results = seen.results
         top = seen.top if results is None else results.top or ()
         lines += [score_line(one.score, one.index, one.label) for one in top]
-        lines += box_lines(results.boxes if results else None)
+        lines += result_lines(results) if results else []
+        lines += map(_range_line, seen.ranges)
+    if checked.hint:
+        lines += ["", f"not one score per class: {checked.hint}"]
     console.data(
         {
             "model": str(project.model),
@@ -67,6 +74,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
                     "image": str(seen.image) if seen.image else None,
                     "top": [asdict(one) for one in seen.top],
                     **(seen.results.to_dict() if seen.results else {}),
+                    **({"ranges": [asdict(one) for one in seen.ranges]} if seen.ranges else {}),
                 }
                 for seen in checked.seen
             ],
@@ -76,3 +84,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
     )
     checked.check_expected()
     return 0
+
+
+def _range_line(one: OutputRange) -> str:
+    if one.least is None:
+        return f"  {one.name} {one.shape}: no finite value"
+    return f"  {one.name} {one.shape}: from {one.least:.6g} to {one.most:.6g}, mean {one.mean:.6g}"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from edgepack.deploy.smoke import Smoke
     from edgepack.device.facts import DeviceFacts
     from edgepack.flow.dry_run import DryRun
+    from edgepack.postprocess.results import Results
 
 
 def answer_lines(answer: AppAnswer) -> list[str]:
@@ -61,6 +62,30 @@ def box_lines(boxes: Sequence[_Box] | None) -> list[str]:
         where = f"at {left:.1f},{top:.1f} to {right:.1f},{bottom:.1f}"
         lines.append(f"{score_line(one.score, one.index, one.label)}  {where}")
     return lines or ["  no boxes"]
+
+
+_SHOWN_VALUES = 8
+
+
+def result_lines(found: Results) -> list[str]:
+    """What is seen beside classes: boxes, key points, areas, text, or numbers."""
+    lines = box_lines(found.boxes)
+    for mark in found.keypoints or ():
+        x, y = mark.point
+        lines.append(f"{score_line(mark.score, mark.index, mark.label)}  at {x:.1f},{y:.1f}")
+    if found.mask is not None:
+        height, width = found.mask.size
+        for area in found.mask.areas:
+            share = area.pixels / (height * width)
+            lines.append(f"  {share:8.2%}  {area.index:>4}  {area.label}".rstrip())
+        lines += ["  no areas"] * (not found.mask.areas)
+    if found.text is not None:
+        lines.append(f"  {found.text.score:8.4f}  {found.text.text}")
+    for tensor in found.tensors or ():
+        first = ", ".join(f"{value:.6g}" for value in tensor.values[:_SHOWN_VALUES])
+        more = ", ..." if len(tensor.values) > _SHOWN_VALUES else ""
+        lines.append(f"  {tensor.name}: {first}{more}")
+    return lines
 
 
 def score_line(score: float, index: int, label: str) -> str:

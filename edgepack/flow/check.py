@@ -7,12 +7,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from edgepack.base.errors import ConfigError
 from edgepack.compiler.frontend.load import load_model
-from edgepack.flow.job import bound_postprocess, check_labels, class_output, spec_of
+from edgepack.flow.job import (
+    bound_postprocess,
+    check_classes,
+    check_labels,
+    class_output,
+    outputs_hint,
+    spec_of,
+)
 from edgepack.flow.mend import Mending, find_mending
 from edgepack.flow.project import Project, read_labels
-from edgepack.flow.reference import ExpectedClassError, Score, make_golden, of_first, top_k
+from edgepack.flow.reference import (
+    Array,
+    ExpectedClassError,
+    Score,
+    make_golden,
+    of_first,
+    top_k,
+)
 from edgepack.flow.results import golden_results
 from edgepack.model import TensorInfo, batch_of
 from edgepack.postprocess.results import Results
@@ -24,12 +40,39 @@ class Seen:
     """What the model sees in one photo; `image` None: in `golden_input`, or random inputs.
 
     `top` are the classes of the first output, best first; empty if the project says what becomes of
-    the outputs: then it is in `results`.
+    the outputs: then it is in `results`; or if there are none: then `ranges` has each output.
     """
 
     image: Path | None
     top: tuple[Score, ...]
     results: Results | None = None
+    ranges: tuple[OutputRange, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputRange:
+    """An output that is no score per class: its smallest and largest value and their mean.
+
+    None if none of its values is finite.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    least: float | None
+    most: float | None
+    mean: float | None
+
+    @classmethod
+    def of(cls, name: str, output: Array) -> OutputRange:
+        """Those of an array."""
+        values = output.astype(np.float64).ravel()
+        values = values[np.isfinite(values)]
+        least, most, mean = (
+            (float(values.min()), float(values.max()), float(values.mean()))
+            if values.size
+            else (None, None, None)
+        )
+        return cls(name=name, shape=output.shape, least=least, most=most, mean=mean)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +80,7 @@ class Checked:
     """A project that would be compiled, and what its model sees. `preprocess` is for its input.
 
     `mending` is a change of it with which the first photo is seen as expected, if it is not.
+    `hint` is how to say what the outputs hold, if nobody has and they are no scores of classes.
     """
 
     inputs: tuple[TensorInfo, ...]
@@ -45,6 +89,7 @@ class Checked:
     seen: tuple[Seen, ...]
     expected: int | None
     mending: Mending | None = None
+    hint: str = ""
 
     def check_expected(self) -> None:
         """Raise `ExpectedClassError` if the first photo is not seen as the expected class."""
@@ -71,6 +116,8 @@ def check_project(project: Project, images: Sequence[Path] = (), *, top: int = 5
     labels = read_labels(project.labels) if project.labels else None
     if labels is not None and project.postprocess is None:
         check_labels(project, labels, model.outputs[0])
+    if not images:
+        check_classes(project, model)
     preprocess = project.preprocess.for_inputs(model.given) if project.preprocess else None
     postprocess = bound_postprocess(project, model, labels)
     photos: Sequence[Path | None] = [*images] or [project.golden_image]
@@ -80,6 +127,7 @@ def check_project(project: Project, images: Sequence[Path] = (), *, top: int = 5
             hint="add a [preprocess] table: `edgepack init` writes one",
         )
     seen = []
+    output = class_output(model, postprocess)
     for photo in photos:
         files = () if images else project.golden_input
         golden = make_golden(model, preprocess=preprocess, image=photo, files=files)
@@ -87,6 +135,10 @@ def check_project(project: Project, images: Sequence[Path] = (), *, top: int = 5
             names = [info.name for info in model.outputs]
             results, _ = golden_results(golden, names, postprocess, preprocess, labels or ())
             seen.append(Seen(image=photo, top=(), results=results))
+            continue
+        if output is None:
+            ranges = map(OutputRange.of, (info.name for info in model.outputs), golden.outputs)
+            seen.append(Seen(image=photo, top=(), ranges=tuple(ranges)))
             continue
         vector = of_first(golden.outputs[0], batch_of(model.inputs))
         scores = top_k(vector, labels, k=top, scores=project.scores)
@@ -97,9 +149,9 @@ def check_project(project: Project, images: Sequence[Path] = (), *, top: int = 5
         preprocess=preprocess,
         seen=tuple(seen),
         expected=None if images else project.expected_class,
+        hint=outputs_hint(model) if postprocess is None and output is None else "",
     )
     photo = photos[0]
-    output = class_output(model, postprocess)
     if preprocess is None or photo is None or checked.expected is None or output is None:
         return checked
     try:

@@ -8,14 +8,15 @@ expected kind is passed over, files and lists have a largest size.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from edgepack.base.errors import ConfigError
 from edgepack.base.tables import read_json
-from edgepack.model import LoadedModel
+from edgepack.model import LoadedModel, TensorInfo
+from edgepack.postprocess.boxes import MOST_POINTS
 
 _MAX_METADATA = 1 << 20
 _MAX_CLASSES = 1 << 16
@@ -27,13 +28,17 @@ _TIMM_FILTERS = {"bilinear": "pil-bilinear", "bicubic": "pil-bicubic", "nearest"
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What a file or the model's metadata says: keys of [preprocess], image size, labels.
+    """What a file or the model's metadata says: keys of [preprocess] and [postprocess], image
+    size, labels.
 
-    `crop_pct` is timm's: by it the photo is resized before the crop.
+    `crop_pct` is timm's: by it the photo is resized before the crop. `question` is what is left to
+    the user, if something is.
     """
 
     source: str
     preprocess: Mapping[str, Any] = field(default_factory=dict)
+    postprocess: Mapping[str, Any] = field(default_factory=dict)
+    question: str = ""
     size: tuple[int, int] | None = None
     crop_pct: float | None = None
     labels: tuple[str, ...] = ()
@@ -42,7 +47,7 @@ class Known:
 def said_of(model: LoadedModel) -> Known | None:
     """What is said of the model, by the first that says anything."""
     metadata = {entry.key: entry.value for entry in model.proto.metadata_props}
-    if (known := _ultralytics(metadata)) is not None:
+    if (known := said_by_ultralytics(metadata, model.outputs)) is not None:
         return known
     folders = [model.path.parent]
     if model.path.absolute().parent.name == "onnx":  # as in repositories of Hugging Face
@@ -67,11 +72,20 @@ def _config(path: Path) -> dict[str, Any] | None:
     return read_json(path)
 
 
-def _ultralytics(metadata: Mapping[str, str]) -> Known | None:
-    """What ultralytics' exporter writes: names "{0: 'person', ...}", imgsz "[640, 640]"."""
-    if metadata.get("author") != "Ultralytics" and not {"stride", "task"} <= metadata.keys():
+def said_by_ultralytics(
+    metadata: Mapping[str, str], outputs: Sequence[TensorInfo], *, units: str = "pixels"
+) -> Known | None:
+    """What ultralytics' exporters write, be it of their package, or of yolov5's repository.
+
+    names "{0: 'person', ...}", imgsz "[640, 640]", task "detect", stride; yolov5 writes names and
+    stride only. `units` are those of boxes.
+    """
+    is_theirs = metadata.get("author") == "Ultralytics" or {"stride", "task"} <= metadata.keys()
+    if not is_theirs and not {"stride", "names"} <= metadata.keys():
         return None
     names = _literal(metadata.get("names", ""))
+    if isinstance(names, list):
+        names = dict(enumerate(names))
     labels: tuple[str, ...] = ()
     if isinstance(names, dict) and set(names) == set(range(len(names))) and names:
         labels = tuple(_label(names[i]) for i in range(len(names)))
@@ -79,15 +93,22 @@ def _ultralytics(metadata: Mapping[str, str]) -> Known | None:
     task = metadata.get("task", "detect")
     # Its classifiers take the centre of the resized photo; all else is letterboxed.
     table: dict[str, Any] = {"preset": "yolo-letterbox"}
+    head: Mapping[str, Any] | None = {}
     if task == "classify":
         table = {
             **{"color": "rgb", "interpolation": "pil-bilinear", "scale": 1 / 255},
             **{"resize": {"mode": "shortest", "size": 224}},
             **{"crop": {"height": 224, "width": 224}},
         }
+    else:
+        head = _head(metadata, task, len(labels), outputs)
+    if head and units != "pixels":
+        head = {**head, "units": units}
     return Known(
         source="the model's metadata (ultralytics)",
         preprocess=table,
+        postprocess=head or {},
+        question="" if head is not None else "what do the outputs hold? (see [postprocess])",
         size=(size[0], size[1])
         if isinstance(size, list)
         and len(size) == 2
@@ -95,6 +116,60 @@ def _ultralytics(metadata: Mapping[str, str]) -> Known | None:
         else None,
         labels=labels if all(labels) else (),
     )
+
+
+def _head(
+    metadata: Mapping[str, str], task: str, classes: int, outputs: Sequence[TensorInfo]
+) -> Mapping[str, Any] | None:
+    """The keys of [postprocess] for a head that has as many numbers as the task needs; None if the
+    first output is none such."""
+    if task == "semantic" and len(outputs) == 1 and len(outputs[0].shape) == 4:
+        return {"kind": "segmentation", "background": -1}
+    more = _more_of(metadata, task, outputs)
+    if more is None or not outputs or len(outputs[0].shape) != 3:
+        return None
+    own, count = more
+    if len(outputs) > 1:
+        own = {**own, "outputs": [outputs[0].name]}
+    _, second, third = outputs[0].shape
+    # Where there are as many boxes as channels, shapes alone tell nothing.
+    args = _literal(metadata.get("args", ""))
+    has_nms = isinstance(args, dict) and bool(args.get("nms"))
+    is_end = has_nms or metadata.get("end2end") == "True"
+    if third == 6 + count and (is_end or second != 4 + classes + count):
+        return {"preset": "yolo-end2end", **own}
+    if classes and second == 4 + classes + count:
+        return {"preset": "yolo-letterbox", **own}
+    if classes and third == 5 + classes and "task" not in metadata:
+        return {"preset": "yolov5", **own}
+    return None
+
+
+def _more_of(
+    metadata: Mapping[str, str], task: str, outputs: Sequence[TensorInfo]
+) -> tuple[dict[str, Any], int] | None:
+    """What each box has after its classes: keys of [postprocess], and how many numbers; None for a
+    task that is not known."""
+    if task == "detect":
+        return {}, 0
+    if task == "obb":
+        return {"rotated": True}, 1
+    if task == "segment":
+        shapes = [info.shape for info in outputs[1:] if len(info.shape) == 4]
+        masks = shapes[0][1] if len(shapes) == 1 else None
+        return ({"masks": masks}, masks) if isinstance(masks, int) else None
+    return _key_points(metadata) if task == "pose" else None
+
+
+def _key_points(metadata: Mapping[str, str]) -> tuple[dict[str, Any], int] | None:
+    """Of kpt_shape "[17, 3]": so many points, and how many numbers each has."""
+    shape = _literal(metadata.get("kpt_shape", ""))
+    if not isinstance(shape, list) or [type(one) for one in shape] != [int, int]:
+        return None
+    points, size = shape
+    if not 1 <= points <= MOST_POINTS or size not in (2, 3):
+        return None
+    return {"points": points} | ({"point_size": 2} if size == 2 else {}), points * size
 
 
 def _literal(text: str) -> Any:

@@ -19,12 +19,14 @@ from typing import Any
 import numpy as np
 
 from edgepack.base.errors import ConfigError, EdgepackError, UsageError
+from edgepack.base.tables import to_toml
 from edgepack.base.text import one_line
 from edgepack.flow.exporters import Known, said_of
 from edgepack.flow.project import class_of_label, default_name, read_labels
 from edgepack.flow.reference import golden_inputs, model_outputs
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo, read_model
 from edgepack.model.states import begin_text, propose_states
+from edgepack.postprocess.spec import read_postprocess
 from edgepack.preprocess.presets import PRESETS, sized
 from edgepack.preprocess.spec import DTYPES, PreprocessSpec
 
@@ -123,11 +125,14 @@ def draft_project(
     lines += [Line(key, value) for key, value in (("board", board), ("device", device)) if value]
 
     table: tuple[Line, ...] = ()
+    after: tuple[Line, ...] = ()
     size = None
     if picture is not None:
         table, size = _preprocess(loaded, picture, known, preset)
         if any(line.guessed for line in table):
             questions.append("is the preprocessing that of the training? (see [preprocess])")
+        after = _postprocess(known, preset)
+        questions += [known.question] if known and known.question and not after else []
     elif preset is not None:
         raise UsageError(f"--preset: {model} has no input for a photo")
     shapes, unknown = _shapes(loaded.inputs, picture, size)
@@ -143,10 +148,11 @@ def draft_project(
         values = {line.key: line.value for line in table}
         spec = PreprocessSpec.from_table(values, file=out).for_inputs(whole.given)
         table += _decode(whole, spec, image)
+        _check_postprocess(after, whole, spec, names, out)
     return Draft(
         path=out,
-        text=_text(lines, shapes, unknown, (*_known_states(loaded), *states), table),
-        lines=(*lines, *shapes, *states, *table),
+        text=_text(lines, shapes, unknown, (*_known_states(loaded), *states), table, after),
+        lines=(*lines, *shapes, *states, *table, *after),
         open=tuple(questions),
         labels=made,
     )
@@ -325,6 +331,32 @@ def _preprocess(
     return tuple(lines), size
 
 
+def _postprocess(known: Known | None, preset: str | None) -> tuple[Line, ...]:
+    """The lines of [postprocess], where somebody says what the outputs hold."""
+    if preset is None and known is not None and known.postprocess:
+        values, why = known.postprocess, f"from {known.source}, and the outputs' shapes"
+        return tuple(
+            Line(key, value, "" if number else why)
+            for number, (key, value) in enumerate(values.items())
+        )
+    return ()
+
+
+def _check_postprocess(
+    after: Sequence[Line],
+    model: LoadedModel,
+    preprocess: PreprocessSpec,
+    names: Sequence[str],
+    out: Path,
+) -> None:
+    """Raise `ConfigError` if [postprocess] does not fit the model, or the labels."""
+    if after:
+        values = {line.key: line.value for line in after}
+        read_postprocess(values, file=out).for_model(
+            model.inputs, model.outputs, size=preprocess.size, labels=names or None
+        )
+
+
 def _decode(model: LoadedModel, preprocess: PreprocessSpec, image: Path | None) -> tuple[Line, ...]:
     """`decode = "scaled"` if the model sees the photo as before, with fewer of its pixels."""
     if image is None or preprocess.resize is None or _classes(model) is None:
@@ -383,19 +415,8 @@ def _shapes(
 # --- the file -----------------------------------------------------------------------------------
 
 
-def _toml(value: Any) -> str:
-    """A value as TOML writes it. JSON's strings are TOML's but for DEL."""
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value)
-
-
 def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else to_toml(name)
 
 
 def _text(
@@ -404,6 +425,7 @@ def _text(
     unknown: Sequence[Line],
     states: Sequence[Line | str],
     table: Sequence[Line],
+    after: Sequence[Line],
 ) -> str:
     text = ["# What `edgepack deploy` needs to know; flags of the command line override it."]
     text += ["# Paths are relative to this file.", "[project]", *map(_written, lines)]
@@ -419,9 +441,11 @@ def _text(
         text += [line if isinstance(line, str) else _written(line) for line in states]
     if table:
         text += ["", "[preprocess]", *map(_written, table)]
+    if after:
+        text += ["", "[postprocess]", *map(_written, after)]
     return "\n".join(text) + "\n"
 
 
 def _written(line: Line) -> str:
     comment = f"  # {one_line(line.why)}" if line.why else ""
-    return f"{_key(line.key)} = {_toml(line.value)}{comment}"
+    return f"{_key(line.key)} = {to_toml(line.value)}{comment}"

@@ -24,7 +24,7 @@ from edgepack.base.kept import keep
 from edgepack.base.paths import cache_dir
 from edgepack.base.process import Beside
 from edgepack.base.progress import NO_PROGRESS, Progress, ended
-from edgepack.base.tables import read_json
+from edgepack.base.tables import read_json, to_toml
 from edgepack.base.tools import install
 from edgepack.boards import Board, get_board, load_boards
 from edgepack.bundle.bundle import Bundle, Golden, make_bundle
@@ -36,6 +36,7 @@ from edgepack.compiler.backend.report import LayerReport, Stored
 from edgepack.compiler.choices import NO_CHOICES, Choices, maker
 from edgepack.compiler.limited import limits_for
 from edgepack.compiler.precision import COMPUTE, FULL, Precision
+from edgepack.flow.exporters import said_of
 from edgepack.flow.growth import GROWTH
 from edgepack.flow.mend import find_mending
 from edgepack.flow.own_program import check_loads
@@ -53,7 +54,15 @@ from edgepack.flow.verify import (
 )
 from edgepack.gate import gate
 from edgepack.gpus import Gpu, find_local
-from edgepack.model import LoadedModel, ModelSpec, TensorInfo, check_model, read_model, walk_nodes
+from edgepack.model import (
+    LoadedModel,
+    ModelSpec,
+    TensorInfo,
+    batch_of,
+    check_model,
+    read_model,
+    walk_nodes,
+)
 from edgepack.native.app import build_runtime, need_programs
 from edgepack.native.device_tool import build_device_tool
 from edgepack.native.linked_app import link_app
@@ -114,6 +123,7 @@ def make_job(project: Project) -> Job:
     labels = read_labels(project.labels) if project.labels else None
     if labels is not None and project.postprocess is None:
         check_labels(project, labels, model.outputs[0])
+    check_classes(project, model)
     return Job(
         project=project,
         board=board,
@@ -149,13 +159,50 @@ def bound_postprocess(
     )
 
 
+def check_classes(project: Project, model: LoadedModel) -> None:
+    """Raise `NoClassesError` if the golden photo's class is to be told by an output that is not a
+    score per class."""
+    if project.postprocess is not None or project.golden_image is None:
+        return
+    key = "expected_class" if project.expected_class is not None else "labels"
+    if key == "labels" and project.labels is None:
+        return  # numbers are compared, no class is looked for
+    if class_output(model, None) is not None:
+        return
+    raise NoClassesError(
+        f"{project.origins[key]}: {key}: no class can be seen in {project.golden_image}: output "
+        f"'{model.outputs[0].name}' {tuple(model.outputs[0].shape)} is not one score per class",
+        hint=outputs_hint(model),
+    )
+
+
+def outputs_hint(model: LoadedModel) -> str:
+    """How to say what the outputs hold, by what the exporter says if it says anything."""
+    known = said_of(model)
+    if known is not None and known.postprocess:
+        keys = "\n".join(f"{key} = {to_toml(value)}" for key, value in known.postprocess.items())
+        return f"say what the outputs hold, as `edgepack init` would:\n\n[postprocess]\n{keys}"
+    return (
+        "say what the outputs hold: [postprocess] with a kind of docs/guides/detectors.md, or "
+        'kind = "tensors", which compares numbers only'
+    )
+
+
 def class_output(model: LoadedModel, postprocess: PostprocessSpec | None) -> int | None:
     """Which of the outputs tells the class of a photo; None if none does."""
     if postprocess is None:
-        return 0
+        return 0 if is_score_per_class(model.outputs[0], batch_of(model.inputs)) else None
     if not isinstance(postprocess, Classes):
         return None
     return [info.name for info in model.outputs].index(postprocess.outputs[0])
+
+
+def is_score_per_class(output: TensorInfo, batch: int = 1) -> bool:
+    """Whether an output is one vector for each photo of a batch."""
+    sizes = [size for size in output.shape if isinstance(size, int)]
+    if batch > 1 and sizes[:1] == [batch]:
+        sizes = sizes[1:]
+    return len(sizes) > 0 and math.prod(sizes) == max(sizes)
 
 
 def precision_of(job: Job) -> Precision:
@@ -269,6 +316,10 @@ def cpu_job(job: Job) -> Job | None:
     if job.project.compute != COMPUTE[-1]:
         return None
     return replace(job, project=replace(job.project, compute=COMPUTE[0]))
+
+
+class NoClassesError(ConfigError):
+    """The model gives no scores of classes, and one is expected of the golden photo."""
 
 
 class NoGpuError(ConfigError):

@@ -101,13 +101,17 @@ class Boxes(PostprocessSpec):
                 )
         return Results(boxes=tuple(boxes))
 
+    def overlaps(self, found: Candidates, best: int, others: Array) -> Floats:
+        """How much each of `others` overlaps `best`, from 0 to 1."""
+        return _iou(found.boxes[best], found.boxes[others])
+
     def _kept(self, found: Candidates, order: Array) -> list[int]:
         """Greedy: the best, then the best of those that do not overlap it, and so on."""
         kept: list[int] = []
         while order.size and len(kept) < self.max_boxes:
             best, order = int(order[0]), order[1:]
             kept.append(best)
-            overlaps = _iou(found.boxes[best], found.boxes[order]) > self.iou
+            overlaps = self.overlaps(found, best, order) > self.iou
             if self.class_aware:
                 overlaps &= found.classes[order] == found.classes[best]
             order = order[~overlaps]

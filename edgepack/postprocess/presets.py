@@ -47,7 +47,7 @@ PRESETS: Mapping[str, Preset] = {
         table={"kind": "yolo", "head": "v5", "score": 0.25, "iou": 0.45},
     ),
     "yolo-end2end": Preset(
-        title="YOLO v10, and exports with nms=True",
+        title="YOLO v10, v26, and exports with nms=True",
         source="ultralytics.cfg.default.yaml: conf",
         table={"kind": "yolo", "head": "end2end", "score": 0.25},
     ),

@@ -1,4 +1,4 @@
-"""The heads of YOLO v5 to v11: with anchors, without, and with the suppression in the model."""
+"""The heads of YOLO v5 to v26: with anchors, without, and with the suppression in the model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from edgepack.base.tables import Table
-from edgepack.postprocess.base import Floats, Shapes, sigmoid, take_count
+from edgepack.postprocess.base import Array, Floats, Shapes, sigmoid, take_count
 from edgepack.postprocess.boxes import (
     MOST_POINTS,
     Boxes,
@@ -23,6 +23,7 @@ from edgepack.postprocess.boxes import (
 HEADS = ("v8", "v5", "end2end")
 UNITS = ("pixels", "relative")
 MOST_BINS = 64
+MOST_MASKS = 1024
 _MOST_ANCHORS = 1024
 _MOST_SIDE = 1e6
 
@@ -31,19 +32,27 @@ _MOST_SIDE = 1e6
 class Yolo(Boxes):
     """Boxes of one of `HEADS`.
 
-    "v8" (v8, v9, v11): one tensor (1, 4 + classes + 3 * points, N) of centre, size and a score for
-    each class; or maps (1, 4 * bins + classes, H, W) as they are before that, where each distance
+    "v8" (v8, v9, v11): one tensor (1, 4 + classes + more, N) of centre, size and a score for each
+    class; or maps (1, 4 * bins + classes, H, W) as they are before that, where each distance
     from a cell's centre to a side is the mean of `bins` logits' distribution (`bins` 1: the
     distance itself), in cells, and the classes are logits.
     "v5" (v5, v7): one tensor (1, N, 5 + classes) of centre, size, a score that anything is there,
     and one for each class; or, with `anchors`, maps (1, A * (5 + classes), H, W) or (1, A, H, W,
     5 + classes) of logits. `anchors` are width and height of the first map's A boxes, in pixels,
     then those of the second map's, and so on.
-    "end2end" (v10, and exports with nms=True): rows (1, N, 6 + 3 * points) of left, top, right,
+    "end2end" (v10, v26, and exports with nms=True): rows (1, N, 6 + more) of left, top, right,
     bottom, score and class; none is compared with another.
 
     `units` "relative" are coordinates from 0 to 1 of the input's size, where the outputs are not
-    maps. Each of `points` key points is x, y and how visible it is, which is left out.
+    maps. More numbers of a box follow, of one of three kinds: `points` key points, each of
+    `point_size` numbers: x, y and, if there are three, how visible it is, which is left out;
+    `masks` coefficients of its mask, which are left out; or, if it is `rotated`, its angle in
+    radians, clockwise. A rotated box is centre and size in rows, too. Its corners are its points:
+    the upper left one of the box before it is turned, then the others, clockwise.
+
+    The overlap of two rotated boxes is that of two normal distributions of their centres and
+    spreads: 1 less the Hellinger distance, as in Murrugarra-Llerena et al., "Gaussian Bounding
+    Boxes and Probabilistic Intersection-over-Union" (2021), and in ultralytics.
     """
 
     kind: ClassVar[str] = "yolo"
@@ -53,6 +62,9 @@ class Yolo(Boxes):
     bins: int = 16
     units: str = "pixels"
     points: int = 0
+    point_size: int = 3
+    masks: int = 0
+    rotated: bool = False
 
     @classmethod
     def read(cls, table: Table) -> Self:
@@ -64,19 +76,31 @@ class Yolo(Boxes):
             bins=take_count(table, "bins", 16, 1, MOST_BINS),
             units=table.take_choice("units", UNITS, "pixels"),
             points=take_count(table, "points", 0, 0, MOST_POINTS),
+            point_size=take_count(table, "point_size", 3, 2, 3),
+            masks=take_count(table, "masks", 0, 0, MOST_MASKS),
+            rotated=table.take("rotated", bool, False),
         )
         if spec.anchors and head != "v5":
             raise table.fail("anchors", f"cannot be used with head = {head!r}")
-        if spec.points and head == "v5":
-            raise table.fail("points", "cannot be used with head = 'v5'")
+        more = {"points": spec.points, "masks": spec.masks, "rotated": spec.rotated}
+        used = [key for key, value in more.items() if value]
+        if used and head == "v5":
+            raise table.fail(used[0], "cannot be used with head = 'v5'")
+        if len(used) > 1:
+            raise table.fail(used[1], f"cannot be used with {used[0]}")
         return spec
+
+    @property
+    def _more(self) -> int:
+        """How many numbers of a box there are after its classes."""
+        return self.points * self.point_size + self.masks + self.rotated
 
     def classes(self, shapes: Shapes) -> int | None:
         if any(len(shape) < 3 or shape[0] != 1 for shape in shapes):
             raise ValueError("it takes one image, in three dimensions or more")
         if self.head == "end2end":
-            if len(shapes) != 1 or len(shapes[0]) != 3 or shapes[0][2] != 6 + 3 * self.points:
-                raise ValueError(f"head 'end2end' takes rows of {6 + 3 * self.points} numbers")
+            if len(shapes) != 1 or len(shapes[0]) != 3 or shapes[0][2] != 6 + self._more:
+                raise ValueError(f"head 'end2end' takes rows of {6 + self._more} numbers")
             return None
         counts = {self._classes_of(shape, len(shapes)) for shape in shapes}
         if len(shapes[0]) == 3 and len(shapes) != 1:
@@ -89,9 +113,11 @@ class Yolo(Boxes):
         """Of one output of several. Raises `ValueError`."""
         if self.head == "v8":
             if len(shape) == 3:
-                return shape[1] - 4 - 3 * self.points
-            if len(shape) != 4 or self.points:
-                raise ValueError("head 'v8' takes (1, C, N), or maps (1, C, H, W) without points")
+                return shape[1] - 4 - self._more
+            if len(shape) != 4 or self._more:
+                raise ValueError(
+                    "head 'v8' takes (1, C, N), or maps (1, C, H, W) of nothing but boxes"
+                )
             return shape[1] - 4 * self.bins
         if len(shape) == 3 and not self.anchors:
             return shape[2] - 5
@@ -125,19 +151,37 @@ class Yolo(Boxes):
         return (1.0, 1.0) if self.units == "pixels" else (float(self.size[1]), float(self.size[0]))
 
     def _points(self, columns: Floats) -> Floats:
+        columns = columns[:, : self.points * self.point_size]
+        found = columns.reshape(len(columns), self.points, self.point_size)
+        return found[:, :, :2] * self._unit
+
+    def _boxes(self, centres: Floats, columns: Floats) -> tuple[Floats, Floats]:
+        """Boxes and points by centres and sizes (N, 4), and the numbers after the classes."""
         x, y = self._unit
-        return columns.reshape(len(columns), self.points, 3)[:, :, :2] * (x, y)
+        centres = centres * (x, y, x, y)
+        if not self.rotated:
+            return from_centres(*centres.T), self._points(columns)
+        corners = _turned(*centres.T, columns[:, 0])
+        return np.concatenate([corners.min(1), corners.max(1)], 1), corners
 
     def _rows(self, rows: Floats) -> Candidates:
         x, y = self._unit
         classes = rows[:, 5]
         good = (classes >= 0) & (classes < 2**31)
+        boxes, points = rows[:, :4] * (x, y, x, y), self._points(rows[:, 6:])
+        if self.rotated:
+            boxes, points = self._boxes(rows[:, :4], rows[:, 6:])
         return Candidates(
-            boxes=rows[:, :4] * (x, y, x, y),
+            boxes=boxes,
             scores=np.where(good, rows[:, 4], np.nan),
             classes=np.where(good, classes, 0).astype(np.int64),
-            points=self._points(rows[:, 6:]),
+            points=points,
         )
+
+    def overlaps(self, found: Candidates, best: int, others: Array) -> Floats:
+        if self.rotated:
+            return _spread_overlaps(found.points[best], found.points[others])
+        return super().overlaps(found, best, others)
 
     def _kept(self, found: Candidates, order: np.ndarray) -> list[int]:
         if self.head == "end2end":
@@ -145,15 +189,10 @@ class Yolo(Boxes):
         return super()._kept(found, order)
 
     def _v8(self, rows: Floats) -> Candidates:
-        x, y = self._unit
-        end = rows.shape[1] - 3 * self.points
+        end = rows.shape[1] - self._more
         scores, classes = best_class(rows[:, 4:end])
-        return Candidates(
-            boxes=from_centres(*(rows[:, :4] * (x, y, x, y)).T),
-            scores=scores,
-            classes=classes,
-            points=self._points(rows[:, end:]),
-        )
+        boxes, points = self._boxes(rows[:, :4], rows[:, end:])
+        return Candidates(boxes=boxes, scores=scores, classes=classes, points=points)
 
     def _v5(self, rows: Floats) -> Candidates:
         x, y = self._unit
@@ -221,6 +260,50 @@ class Yolo(Boxes):
             classes=classes,
             points=np.zeros((len(rows), 0, 2)),
         )
+
+
+def _turned(x: Floats, y: Floats, width: Floats, height: Floats, angle: Floats) -> Floats:
+    """The corners (N, 4, 2) of boxes that are turned around their centres."""
+    cos, sin = np.cos(angle) / 2, np.sin(angle) / 2
+    wide, high = np.stack([width * cos, width * sin]), np.stack([-height * sin, height * cos])
+    centre = np.stack([x, y])
+    corners = (centre - wide - high, centre + wide - high, centre + wide + high)
+    return np.stack([*corners, centre - wide + high]).transpose(2, 0, 1)
+
+
+# As in ultralytics.utils.metrics.batch_probiou.
+_LITTLE, _FAR = 1e-7, 100.0
+
+
+def _spread_overlaps(corners: Floats, others: Floats) -> Floats:
+    """The overlap of the rotated box `corners` (4, 2) with each of `others` (N, 4, 2)."""
+    x1, y1, a1, b1, c1 = _spread(corners[np.newaxis])
+    x2, y2, a2, b2, c2 = _spread(others)
+    a, b, c = a1 + a2, b1 + b2, c1 + c2
+    x, y = x1 - x2, y1 - y2
+    whole = a * b - c * c
+    far = (a * y * y + b * x * x) / (whole + _LITTLE) / 4 - c * x * y / (whole + _LITTLE) / 2
+    own = np.maximum(a1 * b1 - c1 * c1, 0) * np.maximum(a2 * b2 - c2 * c2, 0)
+    with np.errstate(all="ignore"):
+        shape = np.log(whole / (4 * np.sqrt(own) + _LITTLE) + _LITTLE) / 2
+    # The Bhattacharyya distance, then Hellinger's. What is no number is far.
+    distance = far + shape
+    near = np.where(np.isnan(distance), _FAR, np.clip(distance, _LITTLE, _FAR))
+    return np.asarray(1 - np.sqrt(1 - np.exp(-near) + _LITTLE))
+
+
+def _spread(corners: Floats) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    """Centre x, y, and the covariance xx, yy, xy of a point anywhere in boxes (N, 4, 2)."""
+    (x, y), (wide_x, wide_y), (high_x, high_y) = (
+        one.T
+        for one in (
+            (corners[:, 0] + corners[:, 2]) / 2,
+            corners[:, 1] - corners[:, 0],
+            corners[:, 3] - corners[:, 0],
+        )
+    )
+    xx, yy = wide_x * wide_x + high_x * high_x, wide_y * wide_y + high_y * high_y
+    return x, y, xx / 12, yy / 12, (wide_x * wide_y + high_x * high_y) / 12
 
 
 def _read_anchors(table: Table) -> tuple[float, ...]:

@@ -69,6 +69,9 @@ def test_presets_are_tables(preset: str) -> None:
         ('kind = "yolo"\nhead = "v5"\nanchors = [1]', "postprocess.anchors: 1 numbers"),
         ('kind = "yolo"\nhead = "v5"\nanchors = [1, 0]', "postprocess.anchors: [1.0, 0.0] holds"),
         ('kind = "yolo"\nhead = "v5"\npoints = 1', "postprocess.points: cannot be used"),
+        ('kind = "yolo"\nhead = "v5"\nrotated = true', "postprocess.rotated: cannot be used"),
+        ('kind = "yolo"\npoints = 1\nmasks = 2', "postprocess.masks: cannot be used with points"),
+        ('kind = "yolo"\npoints = 1\npoint_size = 4', "postprocess.point_size: 4 is not from 2"),
         ('kind = "ssd"\nmaps = [1]', "postprocess.maps: [1] are not heights and widths"),
         ('kind = "ssd"\nmaps = [1, 1]\nstrides = [8]', "postprocess.strides: cannot be used"),
         ('kind = "ssd"\nstrides = [8]\nanchors = [1, 2]', "postprocess.counts: [] do not give 1"),
@@ -103,6 +106,9 @@ def test_mistakes_in_the_table(text: str, message: str) -> None:
     [
         ('kind = "classes"', [(1, 3, 8)], "one output, a vector of scores"),
         ('kind = "yolo"', [(1, 4, 100)], "the same number of classes"),
+        ('kind = "yolo"\nrotated = true', [(1, 5, 100)], "the same number of classes"),
+        ('kind = "yolo"\nmasks = 4', [(1, 84, 8, 8)], "maps (1, C, H, W) of nothing but boxes"),
+        ('kind = "yolo"\nhead = "end2end"\nmasks = 4', [(1, 9, 6)], "rows of 10 numbers"),
         ('kind = "yolo"', [(1, 84)], "three dimensions or more"),
         ('kind = "yolo"\nhead = "v5"', [(1, 18, 4, 4)], "need anchors"),
         ('kind = "yolo"\nhead = "end2end"', [(1, 9, 7)], "rows of 6 numbers"),
@@ -199,6 +205,38 @@ def test_suppression_is_opencvs() -> None:
             [(left[i] + 200, top[i] + 200) for i in kept],
             rtol=1e-6,
         )
+
+
+def test_rotated_boxes_overlap_as_the_paper_says() -> None:
+    """1 - the Hellinger distance of two normal distributions, by their covariance matrices."""
+    random = np.random.default_rng(11)
+
+    def spread(box: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        x, y, wide, high, angle = box
+        turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+        return np.array([x, y]), turn @ np.diag([wide**2 / 12, high**2 / 12]) @ turn.T
+
+    seen = set()
+    for _ in range(200):
+        boxes = random.uniform((40, 40, 5, 5, -2), (60, 60, 40, 40, 2), (2, 5))
+        (one, first), (two, second) = map(spread, boxes)
+        mean = (first + second) / 2
+        apart = one - two
+        distance = apart @ np.linalg.solve(mean, apart) / 8 + 0.5 * np.log(
+            np.linalg.det(mean) / np.sqrt(np.linalg.det(first) * np.linalg.det(second))
+        )
+        overlap = 1 - np.sqrt(1 - np.exp(-distance))
+        # Kept together if the limit is a little above it, apart a little below.
+        rows = np.zeros((1, 6, 2), np.float64)
+        rows[0, :4], rows[0, 4], rows[0, 5] = boxes[:, :4].T, (0.9, 0.8), boxes[:, 4]
+        for limit, count in ((overlap + 1e-4, 2), (overlap - 1e-4, 1)):
+            if 0 < limit < 1:
+                spec = Yolo(outputs=("y",), size=(100, 100), iou=limit, rotated=True)
+                found = spec.run([rows], None).boxes
+                assert found is not None
+                assert len(found) == count, (boxes, overlap)
+                seen.add(count)
+    assert seen == {1, 2}
 
 
 @pytest.mark.parametrize("case", outputs.CASES, ids=lambda case: case.name)

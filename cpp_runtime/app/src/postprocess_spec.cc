@@ -21,6 +21,7 @@ constexpr std::int64_t kMostElements = 1000000;
 constexpr std::int64_t kMostBoxes = 10000;
 constexpr std::int64_t kMostBins = 64;
 constexpr std::int64_t kMostPoints = 1000;
+constexpr std::int64_t kMostMasks = 1024;
 constexpr std::int64_t kMostInputSide = std::int64_t{1} << 20;
 constexpr std::size_t kMostOutputs = 64;
 constexpr std::size_t kMostAnchors = 1024;
@@ -90,8 +91,12 @@ void ReadYolo(JsonObject* root, Spec* spec) {
   spec->bins = ReadCount("bins", 1, kMostBins, root);
   spec->relative = ReadChoice<bool>("units", {{"pixels", false}, {"relative", true}}, root);
   spec->points = ReadCount("points", 0, kMostPoints, root);
-  if (spec->points != 0 && spec->head == Spec::Head::kV5) {
-    root->Fail("points", "cannot be used with this head");
+  spec->point_size = ReadCount("point_size", 2, 3, root);
+  spec->masks = ReadCount("masks", 0, kMostMasks, root);
+  spec->rotated = root->Bool("rotated");
+  const int kinds = (spec->points != 0 ? 1 : 0) + (spec->masks != 0 ? 1 : 0) + spec->rotated;
+  if (kinds > (spec->head == Spec::Head::kV5 ? 0 : 1)) {
+    root->Fail("points", "cannot be used with masks, rotated or this head");
   }
 }
 

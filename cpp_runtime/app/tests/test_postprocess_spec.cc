@@ -10,7 +10,8 @@ namespace {
 const char* const kYoloText = R"({
   "format": "edgepack-postprocess", "version": 1, "kind": "yolo", "outputs": ["a", "b"],
   "size": [480, 640], "score": 0.5, "iou": 0.25, "max_boxes": 7, "class_aware": false,
-  "head": "v5", "anchors": [1, 2, 3, 4.5], "bins": 16, "units": "relative", "points": 0})";
+  "head": "v5", "anchors": [1, 2, 3, 4.5], "bins": 16, "units": "relative", "points": 0,
+  "point_size": 3, "masks": 0, "rotated": false})";
 
 PostprocessSpec LoadPost(const std::string& text) {
   const TempFolder folder;
@@ -77,6 +78,9 @@ TEST_CASE("mistakes in postprocess.json") {
   CHECK(Contains(PostError("4.5]", "-4.5]"), "anchors: are no widths"));
   CHECK(Contains(PostError("\"v5\"", "\"v8\""), "anchors: cannot be used"));
   CHECK(Contains(PostError("\"points\": 0", "\"points\": 1"), "points: cannot be used"));
+  CHECK(Contains(PostError("\"masks\": 0", "\"masks\": 1"), "points: cannot be used"));
+  CHECK(Contains(PostError("\"rotated\": false", "\"rotated\": true"), "points: cannot be used"));
+  CHECK(Contains(PostError("\"point_size\": 3", "\"point_size\": 4"), "point_size: 4 is not"));
   CHECK(Contains(PostError("\"bins\"", "\"bin\""), "bins: missing"));
   CHECK(Contains(PostError("\"bins\"", "\"more\": 1, \"bins\""), "more: unknown key"));
 }

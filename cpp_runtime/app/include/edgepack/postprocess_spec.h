@@ -58,7 +58,11 @@ struct PostprocessSpec {
   std::vector<double> anchors;
   int bins = 0;
   bool relative = false;  ///< coordinates are from 0 to 1
+  // Numbers of a box after its classes: of one of these kinds.
   int points = 0;
+  int point_size = 3;    ///< numbers of each
+  int masks = 0;         ///< coefficients
+  bool rotated = false;  ///< an angle; its corners are its points
 
   // kCtc
   std::vector<std::string> characters;

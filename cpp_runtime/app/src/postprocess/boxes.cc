@@ -26,6 +26,45 @@ double OverlapOf(const Corners& a, const Corners& b) {
   return both > 0 ? shared / both : 0;
 }
 
+/// Where a point that is anywhere in a rotated box lies: its mean, and its covariance.
+struct Spread {
+  Point centre;
+  double xx = 0;
+  double yy = 0;
+  double xy = 0;
+};
+
+/// Of the box with these corners.
+Spread SpreadOf(const Point* corners) {
+  const Point wide = {corners[1].x - corners[0].x, corners[1].y - corners[0].y};
+  const Point high = {corners[3].x - corners[0].x, corners[3].y - corners[0].y};
+  return {{(corners[0].x + corners[2].x) / 2, (corners[0].y + corners[2].y) / 2},
+          (wide.x * wide.x + high.x * high.x) / 12,
+          (wide.y * wide.y + high.y * high.y) / 12,
+          (wide.x * wide.y + high.x * high.y) / 12};
+}
+
+/// That of rotated boxes, as edgepack/postprocess/yolo.py has it.
+double OverlapOf(const Spread& one, const Spread& two) {
+  constexpr double kLittle = 1e-7;
+  constexpr double kFar = 100;
+  const double xx = one.xx + two.xx;
+  const double yy = one.yy + two.yy;
+  const double xy = one.xy + two.xy;
+  const double x = one.centre.x - two.centre.x;
+  const double y = one.centre.y - two.centre.y;
+  const double whole = xx * yy - xy * xy;
+  const double own = std::max(one.xx * one.yy - one.xy * one.xy, 0.0) *
+                     std::max(two.xx * two.yy - two.xy * two.xy, 0.0);
+  const double far =
+      (xx * y * y + yy * x * x) / (whole + kLittle) / 4 - xy * x * y / (whole + kLittle) / 2;
+  const double shape = std::log(whole / (4 * std::sqrt(own) + kLittle) + kLittle) / 2;
+  const double distance = far + shape;
+  const double near =
+      std::isnan(distance) ? kFar : std::min(std::max(distance, kLittle), kFar);
+  return 1 - std::sqrt(1 - std::exp(-near) + kLittle);
+}
+
 bool IsFinite(Point point) { return std::isfinite(point.x) && std::isfinite(point.y); }
 
 }  // namespace
@@ -103,6 +142,11 @@ void Candidates::Add(double score, std::size_t index, const Corners& corners) {
 
 bool Candidates::Overlap(const Candidate& a, const Candidate& b) const {
   if (spec_.class_aware && a.found.index != b.found.index) return false;
+  if (spec_.rotated) {
+    const Point* const points = buffers_.points.data();
+    return OverlapOf(SpreadOf(points + a.first_point), SpreadOf(points + b.first_point)) >
+           spec_.iou;
+  }
   return OverlapOf(a.corners, b.corners) > spec_.iou;
 }
 

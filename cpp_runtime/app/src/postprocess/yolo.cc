@@ -1,5 +1,6 @@
 // The heads of YOLO: edgepack/postprocess/yolo.py says what they hold.
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "postprocess/boxes.h"
@@ -18,43 +19,81 @@ Point UnitOf(const PostprocessSpec& spec) {
   return {static_cast<double>(spec.width), static_cast<double>(spec.height)};
 }
 
+/// Numbers of a box after its classes.
+std::size_t MoreOf(const PostprocessSpec& spec) {
+  return static_cast<std::size_t>(spec.points) * static_cast<std::size_t>(spec.point_size) +
+         static_cast<std::size_t>(spec.masks) + (spec.rotated ? 1 : 0);
+}
+
 void AddPoints(const PostprocessSpec& spec, const Grid& grid, std::size_t begin, std::size_t cell,
                Candidates* found) {
   const Point unit = UnitOf(spec);
+  const auto size = static_cast<std::size_t>(spec.point_size);
   for (std::size_t i = 0; i < static_cast<std::size_t>(spec.points); ++i) {
     found->AddPoint(
-        {grid.At(begin + 3 * i, cell) * unit.x, grid.At(begin + 3 * i + 1, cell) * unit.y});
+        {grid.At(begin + size * i, cell) * unit.x, grid.At(begin + size * i + 1, cell) * unit.y});
   }
 }
 
-Corners BoxOf(const PostprocessSpec& spec, const Grid& grid, std::size_t cell) {
+/// A box by centre and size that is turned by `angle` around its centre: its corners are points.
+Corners AddTurned(Point centre, double width, double height, double angle, Candidates* found) {
+  const double cos = std::cos(angle) / 2;
+  const double sin = std::sin(angle) / 2;
+  const Point wide = {width * cos, width * sin};
+  const Point high = {-height * sin, height * cos};
+  const std::array<Point, 4> points = {
+      {{centre.x - wide.x - high.x, centre.y - wide.y - high.y},
+       {centre.x + wide.x - high.x, centre.y + wide.y - high.y},
+       {centre.x + wide.x + high.x, centre.y + wide.y + high.y},
+       {centre.x - wide.x + high.x, centre.y - wide.y + high.y}}};
+  Corners box = {points[0].x, points[0].y, points[0].x, points[0].y};
+  for (const Point point : points) {
+    found->AddPoint(point);
+    box = {std::min(box.left, point.x), std::min(box.top, point.y), std::max(box.right, point.x),
+           std::max(box.bottom, point.y)};
+  }
+  return box;
+}
+
+/// The box by centre and size in the first four channels; adds its points, which begin at `more`.
+Corners AddBox(const PostprocessSpec& spec, const Grid& grid, std::size_t more, std::size_t cell,
+               Candidates* found) {
   const Point unit = UnitOf(spec);
-  return FromCentre(grid.At(0, cell) * unit.x, grid.At(1, cell) * unit.y, grid.At(2, cell) * unit.x,
-                    grid.At(3, cell) * unit.y);
+  const Point centre = {grid.At(0, cell) * unit.x, grid.At(1, cell) * unit.y};
+  const double width = grid.At(2, cell) * unit.x;
+  const double height = grid.At(3, cell) * unit.y;
+  if (spec.rotated) return AddTurned(centre, width, height, grid.At(more, cell), found);
+  AddPoints(spec, grid, more, cell, found);
+  return FromCentre(centre.x, centre.y, width, height);
 }
 
 void FindRows(const PostprocessSpec& spec, const Grid& grid, Candidates* found) {
   const Point unit = UnitOf(spec);
+  constexpr std::size_t kMore = 6;
   for (std::size_t cell = 0; cell < grid.cells; ++cell) {
     const double score = grid.At(4, cell);
     const double index = grid.At(5, cell);
     if (!found->Counts(score) || !(index >= 0 && index < 2147483648.0)) continue;
-    AddPoints(spec, grid, 6, cell, found);
-    found->Add(score, static_cast<std::size_t>(index),
-               {grid.At(0, cell) * unit.x, grid.At(1, cell) * unit.y, grid.At(2, cell) * unit.x,
-                grid.At(3, cell) * unit.y});
+    Corners box = {grid.At(0, cell) * unit.x, grid.At(1, cell) * unit.y,
+                   grid.At(2, cell) * unit.x, grid.At(3, cell) * unit.y};
+    if (spec.rotated) {
+      box = AddBox(spec, grid, kMore, cell, found);
+    } else {
+      AddPoints(spec, grid, kMore, cell, found);
+    }
+    found->Add(score, static_cast<std::size_t>(index), box);
   }
 }
 
 void FindV8(const PostprocessSpec& spec, const Grid& grid, Candidates* found) {
-  const std::size_t end = grid.channels - 3 * static_cast<std::size_t>(spec.points);
+  const std::size_t end = grid.channels - MoreOf(spec);
   FindBest(grid, 4, end, found->best());
   const Best& best = *found->best();
   for (std::size_t cell = 0; cell < grid.cells; ++cell) {
     const auto score = static_cast<double>(best.score[cell]);
     if (!found->Counts(score)) continue;
-    AddPoints(spec, grid, end, cell, found);
-    found->Add(score, best.index[cell], BoxOf(spec, grid, cell));
+    const Corners box = AddBox(spec, grid, end, cell, found);
+    found->Add(score, best.index[cell], box);
   }
 }
 
@@ -63,7 +102,9 @@ void FindV5(const PostprocessSpec& spec, const Grid& grid, Candidates* found) {
   const Best& best = *found->best();
   for (std::size_t cell = 0; cell < grid.cells; ++cell) {
     const double score = grid.At(4, cell) * static_cast<double>(best.score[cell]);
-    if (found->Counts(score)) found->Add(score, best.index[cell], BoxOf(spec, grid, cell));
+    if (!found->Counts(score)) continue;
+    const Corners box = AddBox(spec, grid, grid.channels, cell, found);
+    found->Add(score, best.index[cell], box);
   }
 }
 
@@ -150,7 +191,7 @@ Grid BoxesOf(const std::vector<Floats>& tensors, bool rows, std::size_t least) {
 }  // namespace
 
 void FindYolo(const PostprocessSpec& spec, const std::vector<Floats>& tensors, Candidates* found) {
-  const auto points = 3 * static_cast<std::size_t>(spec.points);
+  const std::size_t more = MoreOf(spec);
   for (const Floats& tensor : tensors) {
     if (tensor.shape.size() < 3 || tensor.shape.front() != 1) FailTensors("not of one image");
   }
@@ -158,11 +199,11 @@ void FindYolo(const PostprocessSpec& spec, const std::vector<Floats>& tensors, C
   const std::size_t rank = tensors.front().shape.size();
   if (spec.head == Head::kEnd2End) {
     if (rank != 3) FailTensors("rows of boxes have three dimensions");
-    const Grid grid = BoxesOf(tensors, true, 6 + points);
+    const Grid grid = BoxesOf(tensors, true, 6 + more);
     return FindRows(spec, grid, found);
   }
   if (rank == 3 && spec.anchors.empty()) {
-    if (spec.head == Head::kV8) return FindV8(spec, BoxesOf(tensors, false, 5 + points), found);
+    if (spec.head == Head::kV8) return FindV8(spec, BoxesOf(tensors, false, 5 + more), found);
     return FindV5(spec, BoxesOf(tensors, true, kV5Channels + 1), found);
   }
   const std::size_t anchors = spec.anchors.size() / 2 / tensors.size();
@@ -172,6 +213,7 @@ void FindYolo(const PostprocessSpec& spec, const std::vector<Floats>& tensors, C
     const bool planes = map.shape.size() == 4;
     if (map.empty()) FailTensors("an empty map");
     if (spec.head == Head::kV8) {
+      if (more != 0) FailTensors("maps of nothing but boxes");
       if (!planes || map.dim(1) <= 4 * static_cast<std::size_t>(spec.bins)) {
         FailTensors("maps without room for one class");
       }
