@@ -480,7 +480,7 @@ def _golden_files(golden: Golden, compiled: Compiled) -> dict[str, bytes | Path]
         suffix = _IMAGE_SUFFIXES.get(golden.image.suffix.lower())
         if suffix is None:
             raise BundleError(
-                f"golden image {golden.image}: not .png or .jpg", hint="convert it to PNG"
+                f"the smoke test's photo {golden.image}: not .png or .jpg", hint="convert it to PNG"
             )
         files[f"golden/image{suffix}"] = golden.image
     if golden.expected is not None:

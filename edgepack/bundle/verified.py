@@ -7,6 +7,11 @@ from dataclasses import dataclass
 DEFAULT_TOLERANCE = 1e-4
 
 
+def shown_case(name: str) -> str:
+    """What a person calls the inputs that a model was compared on."""
+    return "smoke-test input" if name == "golden" else name
+
+
 @dataclass(frozen=True, kw_only=True)
 class Verified:
     """On which inputs the compiled model was compared with the reference before it was bundled.
@@ -22,9 +27,9 @@ class Verified:
     choices: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """For a person, such as "golden, random (emulated)"."""
+        """For a person, such as "smoke-test input, random (emulated)"."""
         parts = [
-            f"{', '.join(inputs)} ({where})"
+            f"{', '.join(map(shown_case, inputs))} ({where})"
             for inputs, where in (
                 (self.emulated, "emulated"),
                 (self.local, "on the maker's machine"),

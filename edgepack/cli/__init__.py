@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from edgepack.base.errors import EXIT_CODES, EdgepackError, UsageError, perhaps
@@ -17,41 +17,55 @@ from edgepack.base.paths import outside_allowed, set_cache_dir
 from edgepack.base.progress import heard_by
 from edgepack.base.version import VERSION
 from edgepack.cli.console import Console
+from edgepack.cli.examples import EXAMPLES
 from edgepack.cli.options import COMMON_DEFAULTS, add_common, check_writable
 from edgepack.cli.signals import Stopped
 
 # The modules of this package that are a command, in the order of use, and what each does.
-COMMANDS = {
-    "boards": "list the board profiles",
-    "doctor": "list the tools a board needs, found or not",
-    "cache": "show or prune what is kept to be quick the next time",
-    "init": "write a project file for a model, from what its file says",
-    "check": "run the reference on your photos, on this machine",
-    "tune": "find faster kernels for a model, on the device",
-    "evaluate": "measure accuracy on labelled photos, here and on the device",
-    "quantize": "convert a float model to 8-bit integers, calibrated on your photos",
-    "inspect": "print inputs, outputs, operators, parameters and MACs of a model",
-    "compile": "compile a model for a board's CPU",
-    "package": "make a bundle, and a file that carries it",
-    "sdk": "make a library for C, C++ and Python programs that run models themselves",
-    "keygen": "make a key that signs bundles, with ssh-keygen",
-    "sign": "sign a bundle, in place",
-    "verify": "check all files of a bundle and its signature",
-    "deploy": "compile, package, upload, activate and test: the main command",
-    "status": "show which model runs on a device, since when, by whom, and its last smoke test",
-    "rollback": "make an earlier release current again",
-    "repair": "restore files that a failing card damaged on a device",
-    "prune": "remove releases that are not needed any more",
-    "trust": "show or replace the list of signers that a device accepts",
-    "run": "run the deployed model on an image or a tensor",
-    "service": "run the deployed model at each boot",
-    "logs": "print the log of the service on a device; -f follows it",
-    "compare": "find the layer whose result on the device differs from onnxruntime's",
-    "bench": "time the deployed model on the device",
-    "fleet": "work on many devices, in waves: plan, deploy, status, rollback, trust",
-    "board": "start, stop, list and use virtual boards",
-    "completion": "print completions for bash, zsh or fish",
+GROUPS: Mapping[str, Mapping[str, str]] = {
+    "common commands": {
+        "init": "write a project file for a model, from what its file says",
+        "check": "run the reference on your photos, on this machine",
+        "deploy": "compile, package, upload, activate and test: the main command",
+        "run": "run the deployed model on a photo or a tensor",
+        "status": "show which model runs on a device, since when, by whom, and its last smoke test",
+        "bench": "time the deployed model on the device",
+    },
+    "models": {
+        "inspect": "print inputs, outputs, operators, parameters and MACs of a model",
+        "evaluate": "measure accuracy on labelled photos, here and on the device",
+        "quantize": "convert a float model to 8-bit integers, calibrated on your photos",
+        "tune": "find faster kernels for a model, on the device",
+        "compile": "compile a model for a board's CPU",
+        "package": "make a bundle, and a file that carries it",
+        "sdk": "make a library for C, C++ and Python programs that run models themselves",
+    },
+    "on a device": {
+        "rollback": "make an earlier release current again",
+        "service": "run the deployed model at each boot",
+        "logs": "print the log of the service on a device; -f follows it",
+        "compare": "find the layer whose result on the device differs from onnxruntime's",
+        "prune": "remove releases that are not needed any more",
+        "repair": "restore files that a failing card damaged on a device",
+    },
+    "many devices": {
+        "fleet": "work on many devices, in waves: plan, deploy, status, rollback, trust",
+    },
+    "signatures": {
+        "keygen": "make a key that signs bundles, with ssh-keygen",
+        "sign": "sign a bundle, in place",
+        "verify": "check all files of a bundle and its signature",
+        "trust": "show or replace the list of signers that a device accepts",
+    },
+    "this machine": {
+        "boards": "list the board profiles",
+        "board": "start, stop, list and use virtual boards",
+        "doctor": "list the tools a board needs, found or not",
+        "cache": "show or prune what is kept to be quick the next time",
+        "completion": "print completions for bash, zsh or fish",
+    },
 }
+COMMANDS = {name: does for group in GROUPS.values() for name, does in group.items()}
 # What this machine's file system refuses is no bug; ENOENT would be one.
 FILE_ERRORS = (
     errno.EACCES,
@@ -66,11 +80,54 @@ FILE_ERRORS = (
 FILE_ERROR = UsageError.exit_code
 
 
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """argparse's, with the commands in their groups."""
+
+    def _format_action(self, action: argparse.Action) -> str:
+        names = action.choices if isinstance(action, argparse._SubParsersAction) else ()
+        if set(names) != set(COMMANDS):
+            return super()._format_action(action)
+        helps = {sub.dest: sub for sub in self._iter_indented_subactions(action)}
+        parts = []
+        for title, group in GROUPS.items():
+            parts.append(f"  {title}:\n")
+            self._indent()
+            self._indent()
+            parts += [super(_Formatter, self)._format_action(helps[name]) for name in group]
+            self._dedent()
+            self._dedent()
+        return "".join(parts)
+
+
 class _Parser(argparse.ArgumentParser):
     """argparse, with our form of messages and no abbreviated options."""
 
     def __init__(self, **kwargs: object) -> None:
-        super().__init__(allow_abbrev=False, **kwargs)  # type: ignore[arg-type]
+        super().__init__(
+            allow_abbrev=False,
+            formatter_class=_Formatter,
+            **kwargs,  # type: ignore[arg-type]
+        )
+
+    def format_usage(self) -> str:
+        """The arguments; options are listed below them, in their groups."""
+        if self.usage is None:
+            return self._short_usage()
+        return super().format_usage()
+
+    def format_help(self) -> str:
+        """As argparse's, with that usage."""
+        usage, self.usage = self.usage, self._short_usage().removeprefix("usage: ").strip()
+        try:
+            return super().format_help()
+        finally:
+            self.usage = usage
+
+    def _short_usage(self) -> str:
+        formatter = self._get_formatter()
+        words = formatter._format_usage(None, self._get_positional_actions(), [], None)
+        # What stands in a usage is a template.
+        return words.strip().replace(self.prog, f"{self.prog} [OPTION ...]", 1).replace("%", "%%")
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, hint=f"see `{self.prog} --help`")
@@ -117,17 +174,19 @@ def make_parser(words: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="edgepack",
         description="Take a trained ONNX model to a field board, and know that it works there.",
-        epilog=f"exit codes:\n{codes}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"edgepack COMMAND --help has its options and examples\n\nexit codes:\n{codes}",
     )
     parser.add_argument("--version", action="store_true", help="show edgepack's version")
-    add_common(parser)
-    commands = parser.add_subparsers(metavar="COMMAND", parser_class=_Parser)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
     for name, does in COMMANDS.items():
-        command = commands.add_parser(name, help=does)
+        command = commands.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.")
         if name in wanted:
             importlib.import_module(f"edgepack.cli.{name}").add(command)
+            shown = "\n".join(f"  {example}" for example in EXAMPLES[name])
+            more = f"\n\n{command.epilog}" if command.epilog else ""
+            command.epilog = f"examples:\n{shown}{more}".replace("%", "%%")
         add_common(command)
+    add_common(parser)
     return parser
 
 

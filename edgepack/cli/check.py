@@ -30,7 +30,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=[],
         metavar="FILE",
-        help="a photo (repeatable; default: the project's golden image)",
+        help="a photo (repeatable; default: the project's smoke-test photo, golden_image)",
     )
     parser.add_argument(
         "--top", type=positive, default=5, metavar="K", help="classes to print (default: 5)"

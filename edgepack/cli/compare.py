@@ -30,7 +30,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=[],
         metavar="FILE",
-        help=".npy, one for each input of the model, in order (default: the golden input)",
+        help=".npy, one for each input of the model, in order (default: the smoke test's)",
     )
     parser.add_argument(
         "--release",

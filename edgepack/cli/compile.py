@@ -147,7 +147,7 @@ def memory(compiled: CompiledModel) -> str:
     states = f" ({megabytes(compiled.states_bytes)} of it states)" if compiled.states_bytes else ""
     return (
         f"weights {megabytes(compiled.params_bytes)}, "
-        f"arena {megabytes(compiled.arena_bytes)}{states}, "
+        f"activations {megabytes(compiled.arena_bytes)}{states}, "
         f"kernels {megabytes(compiled.library.stat().st_size)}"
     )
 

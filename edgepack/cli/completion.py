@@ -16,11 +16,7 @@ SHELLS = ("bash", "fish", "zsh")
 def add(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("shell", choices=SHELLS)
-    parser.epilog = (
-        "bash: edgepack completion bash > ~/.local/share/bash-completion/completions/edgepack; "
-        "fish: edgepack completion fish > ~/.config/fish/completions/edgepack.fish; "
-        "zsh: edgepack completion zsh > _edgepack, in a folder of $fpath"
-    )
+    parser.epilog = "The file of zsh goes into a folder of $fpath."
     parser.set_defaults(run=run)
 
 

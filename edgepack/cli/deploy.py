@@ -8,11 +8,13 @@ from pathlib import Path
 from edgepack.base.errors import UsageError
 from edgepack.cli.console import Console
 from edgepack.cli.options import (
+    TRANSFER,
     add_device,
     add_job,
     add_release_version,
     add_sign,
     count,
+    option_group,
     positive,
 )
 from edgepack.cli.pages import add_html
@@ -42,31 +44,32 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def add_transfer(parser: argparse.ArgumentParser) -> None:
     """How the bundle gets there, and what the device shall take."""
-    parser.add_argument(
+    group = option_group(parser, TRANSFER)
+    group.add_argument(
         "--keep",
         type=positive,
         default=DEFAULT_OPTIONS.keep,
         metavar="N",
         help=f"releases that stay on the device (default: {DEFAULT_OPTIONS.keep})",
     )
-    parser.add_argument(
+    group.add_argument(
         "--signers",
         type=Path,
         metavar="FILE",
         help="allowed signers, a file as in ssh-keygen(1), to pin on a device that has none yet",
     )
-    parser.add_argument(
+    group.add_argument(
         "--allow-downgrade",
         action="store_true",
         help="activate a lower version than the device has had, although it has signers pinned",
     )
-    parser.add_argument(
+    group.add_argument(
         "--limit-rate",
         type=rate,
         metavar="BYTES",
         help="per second, at most, for example 200k or 1M",
     )
-    parser.add_argument(
+    group.add_argument(
         "--retries",
         type=count,
         default=DEFAULT_OPTIONS.retries,
@@ -74,7 +77,7 @@ def add_transfer(parser: argparse.ArgumentParser) -> None:
         help="how often a lost link is tried again without progress "
         f"(default: {DEFAULT_OPTIONS.retries})",
     )
-    parser.add_argument(
+    group.add_argument(
         "--wait",
         type=count,
         default=int(DEFAULT_OPTIONS.wait_s),
@@ -82,7 +85,7 @@ def add_transfer(parser: argparse.ArgumentParser) -> None:
         help="seconds to wait for another deploy to the same folder "
         f"(default: {DEFAULT_OPTIONS.wait_s:.0f})",
     )
-    parser.add_argument(
+    group.add_argument(
         "--service",
         action="store_true",
         help="then run it now and at each boot, as its [service] table says: see "

@@ -13,7 +13,6 @@ from edgepack.preprocess.presets import PRESETS
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     width = max(map(len, PRESETS))
     parser.epilog = "presets:\n" + "\n".join(
         f"  {name:<{width}}  {preset.title}" for name, preset in PRESETS.items()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from edgepack.flow.project import Project
     from edgepack.model.constants import Constant
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 USER_BOARDS = Path("~/.config/edgepack/boards.toml")
 COMMAND_S = 300.0
@@ -33,11 +36,22 @@ ASKING_S = 60.0
 LOCKING_S = 120.0
 """For what is quick once nobody else is at work there, which it waits a minute for."""
 TESTING_S = 900.0
-
+"""For what ends with the health gate: that has ten minutes, unless the bundle says otherwise."""
 MEASURING_S = 3600.0
 """For many runs on a slow board: whoever measures for longer says so."""
 
-"""For what ends with the health gate: that has ten minutes, unless the bundle says otherwise."""
+
+MODEL, COMPILING, RELEASE = "model and board", "compiling", "release"
+DEPLOYED, DEVICE, TRANSFER = "deployed model", "device", "transfer"
+"""Groups of options in a command's help."""
+
+
+def option_group(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGroup:
+    """The group of that title, made where it is first asked for."""
+    for group in parser._action_groups:
+        if group.title == title:
+            return group
+    return parser.add_argument_group(title)
 
 
 def board_files(args: argparse.Namespace) -> list[Path]:
@@ -102,13 +116,14 @@ COMMON_DEFAULTS = {
 def add_model(parser: argparse.ArgumentParser) -> None:
     """The model, from the command line or a project file, and what its inputs are."""
     parser.add_argument("model", nargs="?", type=Path, help="ONNX model (or from the project file)")
-    parser.add_argument(
+    group = option_group(parser, MODEL)
+    group.add_argument(
         "--project",
         type=Path,
         metavar="FILE",
-        help="project file (default: edgepack.toml if it is here and no model is given)",
+        help="project file (default: edgepack.toml if it is here and no other model is given)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--shape",
         action="append",
         default=[],
@@ -119,11 +134,28 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def project_file(args: argparse.Namespace) -> Path | None:
-    """The one that is named, else edgepack.toml of the current folder where no model is given."""
-    from edgepack.flow.project import PROJECT_FILE
+    """The one that is named, else edgepack.toml of the current folder.
 
-    if args.project is None and args.model is None and Path(PROJECT_FILE).exists():
-        return Path(PROJECT_FILE)
+    Unless the model that is given is another than its own: then that is said.
+    """
+    from edgepack.flow.project import PROJECT_FILE, model_named_in
+
+    here = Path(PROJECT_FILE)
+    if args.project is None and here.exists():
+        own = model_named_in(here) if args.model is not None else None
+        if args.model is None or (
+            own and own.exists() and args.model.exists() and own.samefile(args.model)
+        ):
+            args.project = here
+        elif own is not None and not getattr(args, "told_of_project", False):
+            args.told_of_project = True
+            log.warning(
+                "%s is not read, since its model is %s: --project %s applies it to %s",
+                here,
+                own,
+                here,
+                args.model,
+            )
     path: Path | None = args.project
     return path
 
@@ -134,60 +166,63 @@ def add_job(parser: argparse.ArgumentParser) -> None:
     from edgepack.flow.growth import OPTIMIZE
 
     add_model(parser)
-    parser.add_argument("--board", metavar="NAME", help="board profile: see `edgepack boards`")
-    parser.add_argument(
+    model = option_group(parser, MODEL)
+    model.add_argument("--board", metavar="NAME", help="board profile: see `edgepack boards`")
+    model.add_argument("--name", help="name of the bundle (default: that of the model file)")
+    group = option_group(parser, COMPILING)
+    group.add_argument(
         "--toolchain", choices=("zig", "gnu"), help="use this compiler (default: the board's)"
     )
-    parser.add_argument(
+    group.add_argument(
         "--static",
         action=argparse.BooleanOptionalAction,
         default=None,
         help="programs that need no C library on the device (default: as the board's profile says)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--optimize",
         choices=OPTIMIZE,
         help="how many bytes of weights may be stored for speed: 1.5 times the model's (balance, "
         "the default), as many as are worth it (speed), or none more (size)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--precision",
         choices=PRECISIONS,
         help="the type in which weights are stored and, if the CPU can, computations are done "
         "(default: float32)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--quantized",
         choices=QUANTIZED,
         help="which layers of a quantised model use integers: those that are faster so (default), "
         "all that can, or none",
     )
-    parser.add_argument(
+    group.add_argument(
         "--compute",
         choices=COMPUTE,
         help="the processor that runs the model: the CPU (default), the GPU of the board's "
         "profile, or the CPU where the GPU is not there or fails",
     )
-    parser.add_argument(
+    group.add_argument(
         "--exact",
         action=argparse.BooleanOptionalAction,
         default=None,
         help="compute all convolutions without Winograd's algorithm, whose errors reach neighbours "
         "(default: as the project file says for each layer)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--compile-memory-mb",
         type=positive,
         metavar="MB",
         help="memory that compiling may take (default: 2048 and 16 times the model's file)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--compile-cpu-s",
         type=positive,
         metavar="S",
         help="CPU seconds that compiling may take (default: 60, and 2 for each node)",
     )
-    parser.add_argument(
+    option_group(parser, RELEASE).add_argument(
         "--golden-input",
         action="append",
         default=[],
@@ -197,12 +232,12 @@ def add_job(parser: argparse.ArgumentParser) -> None:
         "(default: the project's photo or tensors, else random)",
     )
     add_records(parser)
-    parser.add_argument("--name", help="name of the bundle (default: that of the model file)")
 
 
 def add_records(parser: argparse.ArgumentParser) -> None:
     """What was tuned on devices."""
-    parser.add_argument(
+    group = option_group(parser, COMPILING)
+    group.add_argument(
         "--records",
         action="append",
         type=Path,
@@ -210,7 +245,7 @@ def add_records(parser: argparse.ArgumentParser) -> None:
         help="make kernels as `edgepack tune` found them (repeatable; default: as the project file "
         "says, else its tuning.jsonl)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--no-records",
         action="store_const",
         const=[],
@@ -221,14 +256,15 @@ def add_records(parser: argparse.ArgumentParser) -> None:
 
 def add_release_version(parser: argparse.ArgumentParser) -> None:
     """The number of the release, and whether the compiled model is verified."""
-    parser.add_argument(
+    group = option_group(parser, RELEASE)
+    group.add_argument(
         "--verify",
         action=argparse.BooleanOptionalAction,
         default=None,
         help="compare the compiled model with the reference on several inputs first, the board's "
         "code under an emulator (default); the bundle says what was done",
     )
-    parser.add_argument(
+    group.add_argument(
         "--release-version",
         "--version",
         type=release_version,
@@ -236,7 +272,7 @@ def add_release_version(parser: argparse.ArgumentParser) -> None:
         help="number of the release: a device with pinned signers accepts none lower than before; "
         "auto is the time, in seconds since 1970",
     )
-    parser.add_argument(
+    group.add_argument(
         "--valid-until",
         type=valid_until,
         metavar="DATE|DAYSd",
@@ -246,7 +282,8 @@ def add_release_version(parser: argparse.ArgumentParser) -> None:
 
 def add_device(parser: argparse.ArgumentParser, *, timeout_s: float | None = COMMAND_S) -> None:
     """How the device is reached; `timeout_s` is what a command there may take."""
-    parser.add_argument(
+    group = option_group(parser, DEVICE)
+    group.add_argument(
         "--device",
         metavar="USER@HOST[:PORT]",
         help="an address, a name from your OpenSSH config, adb:SERIAL, `virtual` or `local`",
@@ -256,23 +293,24 @@ def add_device(parser: argparse.ArgumentParser, *, timeout_s: float | None = COM
 
 def add_ssh(parser: argparse.ArgumentParser, *, timeout_s: float | None = COMMAND_S) -> None:
     """How to log in, the folder there, and the patience with it."""
-    parser.add_argument("--identity", type=Path, metavar="FILE", help="private key to log in with")
-    parser.add_argument("--ssh-config", type=Path, metavar="FILE", help="instead of ~/.ssh/config")
-    parser.add_argument(
+    group = option_group(parser, DEVICE)
+    group.add_argument("--identity", type=Path, metavar="FILE", help="private key to log in with")
+    group.add_argument("--ssh-config", type=Path, metavar="FILE", help="instead of ~/.ssh/config")
+    group.add_argument(
         "--known-hosts", type=Path, metavar="FILE", help="instead of ~/.ssh/known_hosts"
     )
-    parser.add_argument(
+    group.add_argument(
         "--accept-new-host-key",
         action="store_true",
         help="trust a host key seen for the first time; a changed one is always refused",
     )
-    parser.add_argument(
+    group.add_argument(
         "--root", metavar="DIR", help="folder on the device (default: edgepack/<name>)"
     )
-    parser.add_argument(
+    group.add_argument(
         "--connect-timeout", type=positive, default=10, metavar="S", help="seconds (default: 10)"
     )
-    parser.add_argument(
+    group.add_argument(
         "--device-timeout",
         type=positive,
         default=timeout_s,
@@ -341,7 +379,8 @@ def parse_shapes(values: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 def add_set(parser: argparse.ArgumentParser) -> None:
     """Inputs that become constants, or keep an output."""
-    parser.add_argument(
+    group = option_group(parser, MODEL)
+    group.add_argument(
         "--set",
         action="append",
         default=[],
@@ -349,7 +388,7 @@ def add_set(parser: argparse.ArgumentParser) -> None:
         help="make an input a constant: a number, true or false, or several with commas "
         "(repeatable)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--state",
         action="append",
         default=[],
@@ -451,14 +490,15 @@ def ssh_options(args: argparse.Namespace) -> SshOptions:
 
 def add_release(parser: argparse.ArgumentParser) -> None:
     """Which deployed model is meant."""
-    parser.add_argument(
+    group = option_group(parser, DEPLOYED)
+    group.add_argument(
         "--project",
         type=Path,
         metavar="FILE",
         help="project file (default: edgepack.toml if it is here and flags leave something open)",
     )
-    parser.add_argument("--board", metavar="NAME", help="board profile, for --device virtual")
-    parser.add_argument("--name", help="name of the deployed bundle")
+    group.add_argument("--board", metavar="NAME", help="board profile, for --device virtual")
+    group.add_argument("--name", help="name of the deployed bundle")
 
 
 def open_release(args: argparse.Namespace, progress: Progress) -> tuple[Device, str]:
@@ -506,7 +546,7 @@ def ask_device(
 
 def add_sign(parser: argparse.ArgumentParser) -> None:
     """Options for a command that makes a bundle which may be signed."""
-    parser.add_argument(
+    option_group(parser, RELEASE).add_argument(
         "--sign",
         type=Path,
         metavar="KEY",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import replace
 from pathlib import Path
 
 from edgepack import formats
@@ -45,7 +44,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Write the bundle's folder and the file in the chosen format."""
     from edgepack.bundle.signing import check_version, note_version, sign_folder
-    from edgepack.flow.job import make_job, package_job
+    from edgepack.flow.job import board_of, make_job, package_job
 
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "0")
     if not epoch.isdecimal():
@@ -56,8 +55,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     )
     formats.check(args.format, options)
     project = project_of(args)
-    if args.format == "android-lib" and project.static is None:
-        project = replace(project, static=True)
+    formats.check_board(args.format, board_of(project))
     job = make_job(project)
     bundle = package_job(job, args.out, progress=console)
     if args.sign is not None:

@@ -219,8 +219,8 @@ def evaluate_page(found: Evaluation) -> Html:
 def quantize_page(found: Result, title: str) -> Html:
     """How good a quantised model is, what stays float, and each tensor's noise."""
     said = {
-        "calibrated on": f"{found.calibrated} photos",
-        "judged by": f"{found.judged} others",
+        "calibrated on": counted(found.calibrated, "photo"),
+        "validated on": counted(found.judged, "held-out photo"),
     }
     for name, one in (("integers", found.all_int8), ("mixed", found.agreement)):
         said[name] = (

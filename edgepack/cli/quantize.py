@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgepack.base.errors import UsageError
-from edgepack.base.text import megabytes
+from edgepack.base.text import counted, megabytes
 from edgepack.cli.console import Console, table
 from edgepack.cli.options import (
     add_model,
@@ -36,7 +36,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--judge",
         type=Path,
         metavar="DIR",
-        help="photos to judge by (default: one in four of the others, which is not calibrated on)",
+        help="photos to validate on (default: one in four, held out from calibration)",
     )
     parser.add_argument(
         "-o", "--out", type=Path, metavar="FILE", help="default: <model>.int8.onnx beside it"
@@ -112,8 +112,9 @@ def _lines(found: Result, out: Path) -> list[str]:
     from edgepack.quantization.quantize import FEW
 
     lines = [
-        f"{out}: {megabytes(out.stat().st_size)}, calibrated on {found.calibrated} photos",
-        f"judged by  {found.judged} others, beside float32",
+        f"{out}: {megabytes(out.stat().st_size)}",
+        f"calibrated on {counted(found.calibrated, 'photo')}, validated on "
+        f"{counted(found.judged, 'held-out photo')} against float32",
         _said("integers", found.all_int8),
     ]
     if found.in_float:

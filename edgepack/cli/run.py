@@ -10,14 +10,21 @@ from edgepack.cli.console import Console
 from edgepack.cli.options import MEASURING_S, add_device, add_release, check_writable, open_release
 from edgepack.cli.pages import add_html, check_html, run_page, save
 from edgepack.cli.report import answer_lines
-from edgepack.deploy.remote_app import RunRequest, ask_app
+from edgepack.deploy.remote_app import TENSORS, RunRequest, ask_app
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_release(parser)
     add_device(parser, timeout_s=MEASURING_S)
-    parser.add_argument("--image", type=Path, metavar="FILE", help="a photo")
+    parser.add_argument(
+        "data",
+        nargs="?",
+        type=Path,
+        metavar="PHOTO",
+        help="a photo, or a .npy or .raw file for the model's only input",
+    )
+    parser.add_argument("--image", type=Path, metavar="FILE", help="a photo, as PHOTO")
     parser.add_argument(
         "--input",
         action="append",
@@ -26,7 +33,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=".npy or .raw, one for each input of the model, in order",
     )
-    parser.add_argument("--golden", action="store_true", help="the golden input, with comparison")
+    parser.add_argument(
+        "--golden",
+        action="store_true",
+        help="the smoke test's input, compared with the reference",
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the output as .npy")
     parser.add_argument("--expected", type=Path, metavar="FILE", help="compare with this .npy")
     parser.add_argument("--tolerance", type=float, metavar="T", help="for --expected and --golden")
@@ -41,8 +52,17 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Upload, run, print."""
+    if args.data is not None:
+        if args.image is not None or args.input:
+            raise UsageError(f"{args.data} goes with neither --image nor --input")
+        if args.data.suffix.lower() in TENSORS:
+            args.input = [args.data]
+        else:
+            args.image = args.data
     if sum((args.image is not None, bool(args.input), args.golden)) != 1:
-        raise UsageError("give one of --image, --input and --golden")
+        raise UsageError(
+            "which input?", hint="edgepack run photo.jpg, or one of --image, --input and --golden"
+        )
     check_html(args)
     if args.output is not None:
         check_writable(args.output.parent, "--output")
@@ -68,7 +88,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         )
     finally:
         device.close()
-    source = args.image or (args.input[0] if args.input else "golden input")
+    source = args.image or (args.input[0] if args.input else "smoke-test input")
     save(args, console, run_page(answer, f"{source} on {device.name}", args.image))
     lines = [f"{source} on {device.name}:", *answer_lines(answer)]
     console.data(answer.to_dict(), "\n".join(lines))

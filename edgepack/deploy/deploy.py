@@ -520,7 +520,10 @@ class _Deploy:
             steps += [
                 ("install", f"verify {len(manifest.files)} files there, link them"),
                 ("activate", f"current -> releases/{manifest.release}{was}"),
-                ("test", "smoke test: run the golden input (and photo) there"),
+                (
+                    "test",
+                    "smoke test: run its input (and photo) there, compare the outputs",
+                ),
             ]
         if state.remove:
             steps.append(("prune", f"remove {', '.join(state.remove)}"))

@@ -45,6 +45,10 @@ _SHELL_CODES = {
 }
 
 
+TENSORS = (".npy", ".raw")
+"""How names of files end that are inputs as they are; others are photos."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dump:
     """Tensor `tensor` of graph.json, as it is when call `call` is done, for the .npy file `file`

@@ -33,7 +33,7 @@ from edgepack.deploy.answers import SenselessError, Status, Switched
 from edgepack.deploy.app_answers import AppAnswer, Bench, Class, Profile, class_bars, emulated_mark
 from edgepack.deploy.deploy import Report, deploy_bundle
 from edgepack.deploy.options import DEFAULT_OPTIONS, DeployOptions
-from edgepack.deploy.remote_app import RunRequest, ask_app
+from edgepack.deploy.remote_app import TENSORS, RunRequest, ask_app
 from edgepack.deploy.remote_tool import Layout
 from edgepack.device import Device, SshOptions, open_device
 from edgepack.device.facts import gather
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 _FILES = ("model", "labels", "golden_image")
 _FILE_LISTS = ("boards", "golden_input")
-_TENSORS = (".npy", ".raw")
 
 
 class Outputs(Sequence[Array]):
@@ -389,7 +388,7 @@ def _as_files(
     """The photo, or one file for each of the inputs `wanted`."""
     if isinstance(data, str | Path):
         path = Path(data)
-        return (None, (path,)) if path.suffix.lower() in _TENSORS else (path, ())
+        return (None, (path,)) if path.suffix.lower() in TENSORS else (path, ())
     # Whoever has a Pillow image has imported Pillow.
     if "PIL.Image" in sys.modules and isinstance(data, sys.modules["PIL.Image"].Image):
         photo = folder / "photo.png"

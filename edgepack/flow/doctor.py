@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgepack.base import tools
 from edgepack.base.errors import EdgepackError
@@ -42,7 +42,9 @@ def check_board(board: Board) -> list[Check]:
     built = not (board.is_local or board.is_static)
     if built:
         name = package_of(board.triple)
-        checks.append(_package(name, "the programs for the board, built", required=False))
+        programs = _package(name, "the programs for the board, built", required=False)
+        # No package index has it: who builds once for many makes it.
+        checks.append(replace(programs, install=f"./dev wheels {board.triple}, in a clone"))
     built = built and is_installed(board.triple)
     for name in ("cmake", "ninja"):
         checks.append(_package(name, "building those programs", required=not built))

@@ -97,6 +97,7 @@ def draft_project(
     known = said_of(loaded)
     lines: list[Line] = [
         Line("name", default_name(model)),
+        Line("version", 1, "raise it with each release: devices refuse an older one than they had"),
         Line("model", _relative(model, out)),
     ]
     found, made = _labels(loaded, known, labels, out)

@@ -149,7 +149,7 @@ def bound_postprocess(
         raise ConfigError(
             f"{project.origins['expected_class']}: expected_class cannot be used with kind "
             f"'{project.postprocess.kind}' of [postprocess], which gives no classes of a photo",
-            hint="leave it out: the golden outputs are compared anyway",
+            hint="leave it out: the smoke test compares the outputs anyway",
         )
     return project.postprocess.for_model(
         model.inputs,

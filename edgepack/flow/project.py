@@ -430,6 +430,15 @@ def _read_release(table: Table) -> dict[str, Any]:
     }
 
 
+def model_named_in(path: Path) -> Path | None:
+    """The model that a project file names; None if it names none, or cannot be read."""
+    try:
+        name = read_toml(path).get("project", {}).get("model")
+    except (ConfigError, AttributeError):
+        return None
+    return path.parent / name if isinstance(name, str) else None
+
+
 def read_record_files(path: Path) -> tuple[Path, ...]:
     """The files of records that a project file names, be they there or not."""
     table = Table(read_toml(path), file=path).take_table("tune", required=False)

@@ -80,7 +80,7 @@ def read_photos(preprocess: PreprocessSpec, images: Path, judge: Path | None) ->
     if not kept or not others:
         raise CalibrationError(
             f"{images}: {len(kept)} of {len(found)} photos are left to calibrate on",
-            hint="give some dozens, and others to judge by: --judge DIR",
+            hint="give some dozens, and others to validate on: --judge DIR",
         )
     return Photos(
         calibration=tuple(preprocess.load(path) for path in kept.values()),

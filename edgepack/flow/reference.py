@@ -359,7 +359,8 @@ def golden_inputs(
     if image is not None:
         if preprocess is None:
             raise ConfigError(
-                f"a golden image needs preprocessing: {image}", hint="add a [preprocess] table"
+                f"the smoke test's photo (golden_image) needs preprocessing: {image}",
+                hint="add a [preprocess] table",
             )
         at = [info.name for info in model.inputs].index(preprocess.input or "")
         tensor = preprocess.load(image)

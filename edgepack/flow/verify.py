@@ -23,7 +23,7 @@ from edgepack.base.kept import keep_file
 from edgepack.base.paths import cache_dir, will_make
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.boards import Board, get_board
-from edgepack.bundle.verified import Verified
+from edgepack.bundle.verified import Verified, shown_case
 from edgepack.compiler import CompiledModel, compile_apart
 from edgepack.compiler.backend.run import run_plan
 from edgepack.compiler.limited import limits_for
@@ -183,7 +183,8 @@ def verify(
         will_make(done)
         here = there = _Found(problem=None, told=(), tolerance=tolerance, wanted={})
         if where.cases:
-            progress.step(f"comparing it with the reference: {', '.join(where.cases)}, emulated")
+            inputs = ", ".join(map(shown_case, where.cases))
+            progress.step(f"comparing it with the reference, emulated: {inputs}")
             some = {name: cases[name] for name in where.cases}
             there = _check(model, some, tolerance, board, built, precision, given)
         local = get_board("local")
@@ -195,7 +196,7 @@ def verify(
                 if emulator(board) is None or macs > _ORDERED_MACS:
                     there = replace(there, golden=here.golden)
                 else:
-                    progress.step("looking in which order the golden outputs come, emulated")
+                    progress.step("looking in which order the smoke test's outputs come, emulated")
                     only = {_GOLDEN: golden}
                     there = _check(model, only, tolerance, board, built, precision, given)
         verified = Verified(
@@ -290,18 +291,22 @@ def _check(
     if found.problem is not None:
         case, problem = found.problem
         raise VerifyError(
-            f"{model.path}: for {board.name}, on the {case} input, {problem}; "
+            f"{model.path}: for {board.name}, on {_input_of(case)}, {problem}; "
             + first_layer(model, board, cases[case], tolerance, precision),
             hint="please report it with the model; --no-verify makes the bundle anyway",
         )
     if _GOLDEN in cases and _GOLDEN not in found.told:
         raise VerifyError(
-            f"{model.path}: the outputs for the golden input hang on how sums are rounded: its "
-            "rows all have one score, or the reference itself gives other outputs where the input "
-            "differs by one part in a million",
+            f"{model.path}: the outputs for the smoke test's input hang on how sums are rounded: "
+            "its rows all have one score, or the reference itself gives other outputs where the "
+            "input differs by one part in a million",
             hint="give another photo (golden_image); --no-verify makes the bundle anyway",
         )
     return found
+
+
+def _input_of(case: str) -> str:
+    return "the smoke test's input" if case == _GOLDEN else f"the {case} input"
 
 
 def make_cases(inputs: Sequence[TensorInfo], golden: Sequence[Array]) -> dict[str, Sequence[Array]]:

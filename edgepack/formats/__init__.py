@@ -19,7 +19,7 @@ from edgepack.bundle.bundle import Bundle
 from edgepack.formats import android, deb, mender, oci, rauc, tar
 from edgepack.formats.base import Options, Package, PackageRequest
 
-__all__ = ["FORMATS", "Format", "Options", "Package", "check", "write_package"]
+__all__ = ["FORMATS", "Format", "Options", "Package", "check", "check_board", "write_package"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +80,16 @@ def check(kind: str, options: Options) -> None:
             raise UsageError(f"{flag}: {value!r}", hint="letters, digits and _ . + - only")
     for program in chosen.programs:
         find_tool(program)
+
+
+def check_board(kind: str, board: Board) -> None:
+    """Raise UsageError for a board that has no use for the format, before anything is built."""
+    if kind == "android-lib" and "android" not in board.os.lower():
+        raise UsageError(
+            f"the format android-lib is part of an Android app, and {board.name} runs {board.os}",
+            hint="--board android-arm64, or a profile of your own whose os is an Android; "
+            "--format tar, deb or oci is for Linux",
+        )
 
 
 def write_package(

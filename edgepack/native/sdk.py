@@ -30,6 +30,8 @@ SONAME = "libedgepack.so.1"
 EXAMPLES = ("embed-c", "embed-cpp", "embed-python")
 """Folders of the examples, in a checkout's `examples`."""
 _ARCHIVE = "libedgepack.a"
+# What Python leaves where somebody has run an example.
+_NO_CACHES = shutil.ignore_patterns("__pycache__", "*.pyc")
 _PYTHON = "edgepack_runtime"
 _POINTER_BYTES = {"aarch64": 8, "arm": 4, "x86_64": 8}
 # How Python names the machine of a triple (PEP 600).
@@ -149,7 +151,7 @@ def write_sdk(build: SdkBuild, out: Path) -> Path:
         raise UsageError(f"--out: {out} is not empty", hint="name a folder that is new")
     root = data_file("cpp_runtime") / "sdk"
     with atomic_dir(out) as work:
-        shutil.copytree(root / "include", work / "include")
+        shutil.copytree(root / "include", work / "include", ignore=_NO_CACHES)
         library = work / "lib"
         library.mkdir()
         shutil.copy(build.shared, library / SONAME)
@@ -162,7 +164,9 @@ def write_sdk(build: SdkBuild, out: Path) -> Path:
             (folder / name).write_text(_filled(template.read_text("utf-8"), build), "utf-8")
         share = work / "share" / "edgepack"
         for name in EXAMPLES:
-            shutil.copytree(data_file(f"examples/{name}"), share / "examples" / name)
+            shutil.copytree(
+                data_file(f"examples/{name}"), share / "examples" / name, ignore=_NO_CACHES
+            )
         for name, text in build.licenses.items():
             (share / "licenses").mkdir(exist_ok=True)
             (share / "licenses" / name).write_text(text, "utf-8")

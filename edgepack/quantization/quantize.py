@@ -85,7 +85,7 @@ def quantize(
     """
     if not calibration or not judge:
         raise CalibrationError(
-            "no photos to calibrate on" if not calibration else "no photos to judge by"
+            "no photos to calibrate on" if not calibration else "no photos to validate on"
         )
     original = FloatNetwork(path, proto)
     exact = outputs(proto, judge)

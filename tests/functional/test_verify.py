@@ -113,7 +113,7 @@ def test_wrong_weights_stop_the_making(
         return None
 
     monkeypatch.setattr("edgepack.flow.verify.first_true", only_the_first)
-    with pytest.raises(VerifyError, match=f"for {board_name}, on the golden input, output") as e:
+    with pytest.raises(VerifyError, match=f"for {board_name}, test.s input, output") as e:
         verify(model, get_board(board_name), wrong, golden, tolerance=1e-4, build_local=never)
     assert "cut off after any one of its layers it does not differ" in e.value.message
 
@@ -122,7 +122,7 @@ def test_what_was_done_is_recorded(tmp_path: Path, capsys: pytest.CaptureFixture
     """By a bundle's file, and `edgepack verify` says it."""
     done = Verified(emulated=("golden",), local=("golden", "random"))
     for verified, words in (
-        (done, "golden (emulated); golden, random (on the maker's machine)"),
+        (done, "smoke-test input (emulated); smoke-test input, random (on the maker's machine)"),
         (Verified(), "no: made with --no-verify"),
         (None, "not recorded"),
     ):

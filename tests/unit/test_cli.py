@@ -4,6 +4,8 @@ import argparse
 import errno
 import functools
 import json
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -13,6 +15,7 @@ from typing import cast
 
 import pytest
 
+from edgepack import formats
 from edgepack.base.errors import EXIT_CODES, UsageError
 from edgepack.base.version import VERSION
 from edgepack.boards import get_board
@@ -20,9 +23,11 @@ from edgepack.cli import COMMANDS, main, make_parser
 from edgepack.cli.compile import cost_model_gap, explanation
 from edgepack.cli.console import table
 from edgepack.cli.deploy import rate
+from edgepack.cli.examples import EXAMPLES
 from edgepack.cli.options import parse_constants, parse_shapes
 from edgepack.compiler import CompiledModel
 from edgepack.compiler.backend.report import LayerReport
+from edgepack.deploy.remote_app import RunRequest
 from tests.onnx_models import Builder
 
 
@@ -117,6 +122,45 @@ def test_a_value_that_is_a_commands_name_is_not_taken_for_it(
     assert "file not found: deploy" in err
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_help_says_what_it_does_and_has_three_examples_that_work(command: str) -> None:
+    parser = make_parser()
+    (action,) = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
+    text = action.choices[command].format_help()
+    usage, _, rest = text.partition("\n\n")
+    assert len(usage.splitlines()) == 1
+    assert rest.lower().startswith(COMMANDS[command].lower()[:40])
+    examples = EXAMPLES[command]
+    assert len(set(examples)) == len(examples) == 3
+    for example in examples:
+        assert f"\n  {example}\n" in text
+        words = shlex.split(example.partition(" > ")[0])
+        assert words[:2] == ["edgepack", command]
+        # No option that is not there, no value that its type refuses, no argument too few.
+        assert make_parser(words).parse_args(words[1:]).run
+
+
+def test_options_are_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("deploy", "package", "compile", "tune", "compare"):
+        with pytest.raises(SystemExit):
+            make_parser().parse_args([command, "--help"])
+        text = capsys.readouterr().out
+        sections = {
+            title: len(re.findall(r"^  -", body, re.MULTILINE))
+            for title, body in re.findall(r"^(\S[^\n]*):\n(.*?)(?=^\S|\Z)", text, re.M | re.S)
+        }
+        assert sections["compiling"] > 5
+        assert max(sections.values()) <= 12
+
+
+def test_the_common_commands_come_first() -> None:
+    assert list(COMMANDS)[:4] == ["init", "check", "deploy", "run"]
+    text = make_parser().format_help()
+    assert re.search(r"\n  common commands:\n +init .*\n +check ", text)
+    assert text.index("commands:") < text.index("--cache-dir")
+    assert set(EXAMPLES) == set(COMMANDS)
+
+
 def test_general_options_work_before_and_after_the_command() -> None:
     parser = make_parser()
     for argv in (["--json", "-v", "boards"], ["boards", "--json", "-v"]):
@@ -159,14 +203,14 @@ def test_data_goes_to_stdout_and_is_json_on_request(capsys: pytest.CaptureFixtur
         (["run", "--device", "x", "--golden"], 2, "which deployed model?", "--name"),
         (["run", "--name", "m", "--golden"], 2, "no device given", "--device"),
         (["run", "--name", "m", "--device", "virtual", "--golden"], 2, "needs a board", "--board"),
-        (["run", "--name", "m", "--device", "x"], 2, "give one of --image", None),
+        (["run", "--name", "m", "--device", "x"], 2, "which input?", "edgepack run photo.jpg"),
         (["deploy", "--bundle", "none.tar.gz", "--device", "x"], 5, "no such bundle", None),
         (["deploy", "--bundle", "b", "--name", "m"], 2, "goes without --name", None),
         (["deploy", "--bundle", "none.tar.gz"], 2, "no device given", "--device"),
         (["board", "up"], 2, "required: name", "--help"),
-        (["board", "ssh", "none"], 2, "no virtual board is running", "board up none"),
+        (["board", "ssh", "none"], 12, "no virtual board is running", "board up none"),
         (["boards", "--boards", "none.toml"], 2, "file not found: none.toml", None),
-        (["board", "down", "none"], 2, "no virtual board is running", "board list"),
+        (["board", "down", "none"], 12, "no virtual board is running", "board list"),
         (["board", "up", "rasp3b", "--disk-mb", "-3"], 2, "'-3' is not a whole number", "--help"),
         (["bench", "-n", "0"], 2, "--runs: '0' is not a whole number of 1 or more", "--help"),
         (["deploy", "--keep", "0"], 2, "--keep: '0' is not a whole number", "--help"),
@@ -268,6 +312,83 @@ def test_run_takes_from_the_project_file_what_flags_leave_open(
     assert run(capsys, "run", "--name", "m", "--golden")[0] == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (["coffee.png"], {"image": "coffee.png"}),
+        (["--image", "coffee.png"], {"image": "coffee.png"}),
+        (["x.NPY"], {"inputs": ["x.NPY"]}),
+        (["--input", "x.npy", "--input", "y.npy"], {"inputs": ["x.npy", "y.npy"]}),
+    ],
+)
+def test_run_takes_a_photo_by_its_place(
+    words: list[str], asked: dict[str, object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    got: list[RunRequest] = []
+
+    def ask(device: object, root: str, request: RunRequest) -> None:
+        got.append(request)
+        raise UsageError("enough")
+
+    monkeypatch.setattr("edgepack.cli.run.ask_app", ask)
+    assert main(["run", *words, "--name", "m", "--device", "local"]) == 2
+    (request,) = got
+    assert request.image == (Path(str(asked["image"])) if "image" in asked else None)
+    assert [str(path) for path in request.inputs] == asked.get("inputs", [])
+
+
+def test_run_takes_one_photo(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "run", "a.png", "--image", "b.png", "--name", "m", "--device", "x")
+    assert (code, "a.png goes with neither --image nor --input" in err) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["quantize", "check"])
+def test_a_projects_own_model_does_not_leave_the_project(
+    command: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shape = {"x": [1, 3, 8, 8]}
+    for name in ("own", "other"):
+        net = Builder()
+        net.op("Relu", "x", outputs=["y"])
+        net.save(tmp_path / f"{name}.onnx", shape, {"y": [1, 3, 8, 8]})
+    (tmp_path / "edgepack.toml").write_text(
+        '[project]\nmodel = "own.onnx"\n[quantize]\nimages = "."\n'
+        '[preprocess]\npreset = "wrong-name"\n'
+    )
+    images = ["--images", "."] if command == "quantize" else []
+    # By any name of the file it is the project's model, whose preprocessing is wrong.
+    for model in ("own.onnx", "./own.onnx", str(tmp_path / "own.onnx")):
+        code, _, err = run(capsys, command, model, *images)
+        assert (code, "wrong-name" in err) == (2, True)
+    _, _, err = run(capsys, command, "other.onnx", *images)
+    assert "wrong-name" not in err
+    assert "warning: edgepack.toml is not read, since its model is own.onnx" in err
+    assert "--project edgepack.toml" in err
+    # A file that is no project file is not asked for anything.
+    (tmp_path / "edgepack.toml").write_text("broken")
+    assert "edgepack.toml" not in run(capsys, command, "own.onnx", *images)[2]
+
+
+def test_android_lib_is_for_android(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    net = Builder()
+    net.op("Relu", "x", outputs=["y"])
+    model = str(net.save(tmp_path / "m.onnx", {"x": [1, 4]}, {"y": [1, 4]}))
+    out = str(tmp_path / "dist")
+    for board in ("rasp3b", "rasp4b-64", "alpine-aarch64"):
+        words = ("package", model, "--board", board, "--format", "android-lib", "-o", out)
+        code, _, err = run(capsys, *words, "--static")
+        assert code == 2
+        assert f"android-lib is part of an Android app, and {board} runs" in err
+        assert "hint: --board android-arm64" in err
+    formats.check_board("android-lib", get_board("android-arm64"))
+    formats.check_board("tar", get_board("rasp3b"))
+
+
 def test_shapes_are_parsed() -> None:
     assert parse_shapes(["a=1,3,8,8", "b:0=4x5"]) == {"a": (1, 3, 8, 8), "b:0": (4, 5)}
     for bad in ("a", "=1", "a=", "a=1,,2", "a=-1"):
@@ -285,6 +406,9 @@ def test_doctor_fails_when_a_required_tool_is_missing(
     assert code == 4
     assert "MISSING" in out
     assert "pip install 'edgepack[build]'" in out
+    # What no index has is not to be had from one.
+    assert "pip install edgepack-runtime" not in out
+    assert "./dev wheels arm-linux-gnueabihf" in out
 
 
 def test_rates_are_bytes_per_second() -> None:

@@ -186,6 +186,14 @@ def test_a_classifier_of_which_nothing_is_known(tmp_path: Path) -> None:
     assert draft.open
 
 
+def test_a_project_begins_with_a_version(tmp_path: Path) -> None:
+    """Without one, the first signed release after it could not be told from those before."""
+    out = tmp_path / "edgepack.toml"
+    draft_project(model(tmp_path / "m.onnx", {"x": IMAGE}), out).write()
+    assert load_project(out).version == 1
+    assert load_project(out).origins["version"] == str(out)
+
+
 def test_a_preset_is_no_guess(tmp_path: Path) -> None:
     draft, project = drafted(model(tmp_path / "net.onnx", {"image": IMAGE}), preset="timm")
     assert not draft.open

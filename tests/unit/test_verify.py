@@ -107,7 +107,7 @@ def test_what_is_wrong_is_named(
         return 0 if count else None
 
     monkeypatch.setattr("edgepack.flow.verify.first_true", all_wrong)
-    with pytest.raises(VerifyError, match=r"on the golden input, output 'features' is off by") as e:
+    with pytest.raises(VerifyError, match=r"test.s input, output 'features' is off by") as e:
         verify(
             model,
             get_board("local"),
