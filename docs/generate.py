@@ -371,6 +371,7 @@ def _of_this_machine() -> dict[str, Any]:
     kind = {"kind": _TEXT, "entries": _COUNT, **size}
     kind |= dict.fromkeys(("last_used_days", "longest_unused_days"), _COUNT)
     removed = _object({"kind": _TEXT, "path": _TEXT, "unused_days": _COUNT, **size})
+    evaluated = {"photos": _COUNT, "device_name": _or_null(_TEXT), "labels": _TEXTS}
     shares = _object({"top1": _NUMBER, "top5": _NUMBER})
     seen = {"expected": _COUNT, "seen": _COUNT, "count": _COUNT}
     differing = {"image": _TEXT, "expected": _COUNT}
@@ -408,17 +409,20 @@ def _of_this_machine() -> dict[str, Any]:
                 "proposed": {"type": "boolean"},
             }
         ),
-        "evaluate": _object(
-            {
-                "photos": _COUNT,
-                "reference": shares,
-                "device": _or_null(shares),
-                "device_name": _or_null(_TEXT),
-                "confusion": _list(_object(seen)),
-                "differ": _list(_object(differing)),
-                "labels": _TEXTS,
-            }
-        ),
+        "evaluate": {
+            "anyOf": [
+                _object(
+                    {
+                        **evaluated,
+                        "reference": shares,
+                        "device": _or_null(shares),
+                        "confusion": _list(_object(seen)),
+                        "differ": _list(_object(differing)),
+                    }
+                ),
+                _of_boxes(evaluated),
+            ]
+        },
         "quantize": _object(
             {
                 "file": _TEXT,
@@ -438,6 +442,7 @@ def _of_this_machine() -> dict[str, Any]:
 def _of_projects() -> dict[str, Any]:
     """Commands for edgepack.toml and what is made of it."""
     from edgepack.compiler.backend.report import LayerReport
+    from edgepack.flow.check import OutputRange
     from edgepack.flow.compare import Changed, Compared, LayerError
     from edgepack.flow.doctor import Check
     from edgepack.model import TensorInfo
@@ -505,7 +510,12 @@ def _of_projects() -> dict[str, Any]:
                 "inputs": tensors,
                 "outputs": tensors,
                 "preprocess": yes_or_no,
-                "seen": _list(_object({"image": _or_null(_TEXT)}, may=_results(top))),
+                "seen": _list(
+                    _object(
+                        {"image": _or_null(_TEXT)},
+                        may={**_results(top), "ranges": _list(_record(OutputRange))},
+                    )
+                ),
                 "expected": _or_null(_COUNT),
             }
         ),
@@ -515,6 +525,26 @@ def _of_projects() -> dict[str, Any]:
         "compare --release": _object(changed),
         "doctor": _object({"board": _TEXT, "ok": yes_or_no, "tools": _list(_record(Check))}),
     }
+
+
+def _of_boxes(evaluated: Mapping[str, Any]) -> dict[str, Any]:
+    """What `evaluate` says of a detector."""
+    perhaps = _or_null(_NUMBER)
+    sizes = _object(dict.fromkeys(("small", "medium", "large"), perhaps))
+    means = _object({"map50": perhaps, "map": perhaps, "by_size": sizes})
+    own = _object({"ap50": perhaps, "ap": perhaps})
+    sides = {"reference": own, "device": _or_null(own)}
+    return _object(
+        {
+            **evaluated,
+            "objects": _COUNT,
+            "reference": means,
+            "device": _or_null(means),
+            "classes": _list(
+                _object({"index": _COUNT, "label": _TEXT, "objects": _COUNT, **sides})
+            ),
+        }
+    )
 
 
 def _of_bundles() -> dict[str, Any]:

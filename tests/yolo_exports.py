@@ -6,7 +6,7 @@ Metadata and shapes are those that ultralytics 8.4.190 gave for imgsz=160 and 80
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -110,7 +110,7 @@ def write(export: Export, path: Path) -> Path:
     b = Builder()
     mean = b.op("ReduceMean", "images", axes=[1, 2, 3], keepdims=0)
     little = b.op("Mul", mean, b.const(np.float32(1e-5)))
-    shapes = {}
+    shapes: dict[str, Sequence[int | str | None] | None] = {}
     for number, array in enumerate(outputs_of(export)):
         name = f"output{number}"
         b.op("Add", b.const(array), little, outputs=[name])

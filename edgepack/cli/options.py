@@ -327,6 +327,17 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def fraction(text: str) -> float:
+    """The type of options that are a number from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
+    return value
+
+
 def release_version(text: str) -> int:
     """The type of a release's number; "auto" is now, which is higher than any before."""
     return int(time.time()) if text == "auto" else count(text)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from edgepack.device.facts import DeviceFacts
     from edgepack.flow.compare import Compared
     from edgepack.flow.evaluate import Evaluation, Judged
+    from edgepack.flow.evaluate_boxes import BoxEvaluation
     from edgepack.quantization.quantize import Result
 
 _THUMBNAIL = 160
@@ -214,6 +215,39 @@ def evaluate_page(found: Evaluation) -> Html:
         if wrong
         else Html(),
     )
+
+
+def boxes_page(found: BoxEvaluation) -> Html:
+    """Average precision, over all and of each class."""
+    sides = [("reference", found.reference), (str(found.device), found.on_device)]
+    said = {"photos": f"{found.photos}, with {counted(found.objects, 'object')}"}
+    said |= {
+        name: f"mAP 50-95 {_share(side.map)}, mAP 50 {_share(side.map50)}"
+        for name, side in sides
+        if side is not None
+    }
+    rows = [
+        (
+            found.label(one.index),
+            one.objects,
+            *(_share(value) for side in (one, other) if side for value in (side.ap, side.ap50)),
+        )
+        for one, other in found.pairs()
+        if one.objects
+    ]
+    header: tuple[str, ...] = ("class", "objects", "AP 50-95", "AP 50")
+    if found.on_device is not None:
+        header = (*header, "on device 50-95", "50")
+    where = f" and on {found.device}" if found.device else ""
+    return page.page(
+        f"{counted(found.photos, 'photo')}, here{where}",
+        page.facts(said),
+        page.section("Classes", page.table(rows, header)),
+    )
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
 
 
 def quantize_page(found: Result, title: str) -> Html:

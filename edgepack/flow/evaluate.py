@@ -150,9 +150,9 @@ def find_photos(images: Path, labels: Sequence[str]) -> list[Photo]:
     return found
 
 
-def _budget_s(photos: Sequence[Photo]) -> float:
+def photos_budget_s(photos: Sequence[Path]) -> float:
     """How long a device may take for all of them."""
-    size_bytes = sum(photo.path.stat().st_size for photo in photos if photo.path.is_file())
+    size_bytes = sum(path.stat().st_size for path in photos if path.is_file())
     return UPLOAD_S + size_bytes / SLOWEST_BYTES_S + len(photos) * _PHOTO_S
 
 
@@ -220,14 +220,18 @@ def evaluate(
         )
     preprocess = project.preprocess.for_inputs(model.given)
     photos = find_photos(images, labels)
-    release = None if device is None else _release(device, root, model.sha256)
-    journal = _Journal(
+    release = None if device is None else current_release(device, root, model.sha256)
+    journal = SeenJournal(
         [model.sha256, preprocess.to_json(), device.name if device else None, root, release]
     )
     reference: Reference | None = None
     judged = []
     count = counted(len(photos), "photo")
-    limit = limited(device, _budget_s(photos), count) if device else contextlib.nullcontext()
+    limit = (
+        limited(device, photos_budget_s([photo.path for photo in photos]), count)
+        if device
+        else contextlib.nullcontext()
+    )
     with limit, locked(journal.path), progress.bar(count, len(photos)) as bar:
         for photo in photos:
             digest = hashlib.sha256(read_photo(photo.path)).hexdigest()
@@ -244,7 +248,8 @@ def evaluate(
     return Evaluation(judged=tuple(judged), labels=tuple(labels), device=name)
 
 
-def _release(device: Device, root: str, model_sha256: str) -> str:
+def current_release(device: Device, root: str, model_sha256: str) -> str:
+    """The release that is current below `root`. Raises `UsageError` if it is of another model."""
     current = remote_tool.status(device, root).current
     if current is None or current.model_sha256 != model_sha256:
         what = f"is of another model, {current.model}" if current else "is not there"
@@ -260,14 +265,14 @@ def _ask(device: Device, root: str, photo: Path) -> tuple[int, ...]:
     return tuple(one.index for one in answer.top)
 
 
-_Seen = tuple[tuple[int, ...], tuple[int, ...] | None]
+_Seen = tuple[tuple[Any, ...], tuple[Any, ...] | None]
 
 
 def _check(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-class _Journal:
+class SeenJournal:
     """What was seen in photos, by their SHA-256: a line of JSON each after its own hash, in the
     cache."""
 
@@ -291,7 +296,7 @@ class _Journal:
             )
             self._size += len(line)
 
-    def add(self, digest: str, seen: tuple[int, ...], there: tuple[int, ...] | None) -> _Seen:
+    def add(self, digest: str, seen: tuple[Any, ...], there: tuple[Any, ...] | None) -> _Seen:
         """Write a photo down."""
         entry = {"sha256": digest, "reference": seen, "device": there}
         text = json.dumps(entry)

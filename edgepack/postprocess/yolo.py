@@ -161,7 +161,8 @@ class Yolo(Boxes):
         centres = centres * (x, y, x, y)
         if not self.rotated:
             return from_centres(*centres.T), self._points(columns)
-        corners = _turned(*centres.T, columns[:, 0])
+        centre_x, centre_y, wide, high = centres.T
+        corners = _turned(centre_x, centre_y, wide, high, columns[:, 0])
         return np.concatenate([corners.min(1), corners.max(1)], 1), corners
 
     def _rows(self, rows: Floats) -> Candidates:
