@@ -13,6 +13,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends \
     python3 \
     adb \
     apache2-utils \
+    apt-utils \
     binutils-arm-linux-gnueabihf \
     busybox \
     ca-certificates \
@@ -29,6 +30,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends \
     g++-arm-linux-gnueabihf \
     gcc \
     git \
+    gnupg \
     libc6-dev \
     libclang-rt-dev \
     llvm \

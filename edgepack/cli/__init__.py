@@ -50,6 +50,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     },
     "many devices": {
         "fleet": "work on many devices, in waves: plan, deploy, status, rollback, trust",
+        "publish": "put packages into a repository that devices update themselves from",
     },
     "signatures": {
         "keygen": "make a key that signs bundles, with ssh-keygen",

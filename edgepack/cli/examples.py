@@ -107,6 +107,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "edgepack fleet deploy fleet.toml model.onnx --canary 2",
         "edgepack fleet status fleet.toml --name model --html fleet.html",
     ),
+    "publish": (
+        "edgepack publish apt repository --key packages@example.org --phase 5 --add dist/*.deb",
+        "edgepack publish apt repository --key packages@example.org --phase 100",
+        "edgepack publish apt repository --key packages@example.org --stop",
+    ),
     "keygen": (
         "edgepack keygen release-key",
         "edgepack keygen release-key --principal releases@example.org",

@@ -35,11 +35,23 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9.+-]+")
 
 
 def package_name(manifest: Manifest) -> str:
-    """ "edgepack-" and the bundle's name as Debian spells it: `Cat_or_Dog` is cat-or-dog."""
-    name = "edgepack-" + re.sub(r"[^a-z0-9.+-]", "-", manifest.name.lower())
+    """`common_name`, and the board: packages for boards of one architecture differ."""
+    return f"{common_name(manifest)}-{_spelled(manifest.board)}"
+
+
+def common_name(manifest: Manifest) -> str:
+    """ "edgepack-" and the bundle's name as Debian spells it: `Cat_or_Dog` is cat-or-dog.
+
+    What all boards' packages of a name provide, so that a device has one of them.
+    """
+    name = f"edgepack-{_spelled(manifest.name)}"
     if not _NAME.fullmatch(name):
         raise BundleError(f"{manifest.name!r} cannot be made the name of a Debian package")
     return name
+
+
+def _spelled(name: str) -> str:
+    return re.sub(r"[^a-z0-9.+-]", "-", name.lower())
 
 
 def package_version(manifest: Manifest) -> str:
@@ -95,12 +107,16 @@ def _control(request: PackageRequest, name: str, version: str) -> str:
     manifest = request.bundle.manifest
     installed_kb = -(-manifest.total_bytes // 1024)
     libc = "" if manifest.is_static else f"Depends: libc6 (>= {manifest.compatible.glibc})\n"
+    common = common_name(manifest)
     return f"""Package: {name}
 Version: {version}
 Architecture: {request.board.debian_arch}
 Maintainer: nobody <nobody@localhost>
 Installed-Size: {installed_kb}
-{libc}Section: misc
+{libc}Provides: {common}
+Conflicts: {common}
+Replaces: {common}
+Section: misc
 Priority: optional
 Description: {manifest.name} for {manifest.board}, release {manifest.release}
  The model {manifest.model.file}, compiled ahead of time, and the program that runs it.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,12 +20,13 @@ from edgepack.boards import get_board
 from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.service import Service
 from edgepack.device.ssh import SshDevice
-from edgepack.formats import Options
+from edgepack.formats import Options, apt_repository
 from edgepack.virtual.rootfs import rootfs
 from tests import cross
 from tests.boards import login, own_boards, tar_of_missing, unpacked
 from tests.bundles import small_bundle
 from tests.fake_app import FAKE_APP, FAKE_WRONG_APP, fake_bundle
+from tests.release_keys import KEY, gpg_keys
 from tests.support import require_tool
 
 SUITE = "bullseye"
@@ -79,10 +82,11 @@ def test_equal_bundles_give_equal_debs(
     finally:
         os.umask(previous)
     assert first.read_bytes() == second.read_bytes()
-    assert first.name == f"edgepack-tiny_1+{bundle.manifest.release}_armhf.deb"
+    assert first.name == f"edgepack-tiny-rasp3b_1+{bundle.manifest.release}_armhf.deb"
     fields = run(["dpkg-deb", "-f", first]).stdout
     assert "Architecture: armhf\n" in fields
     assert "Depends: libc6 (>= 2.31)\n" in fields
+    assert "Provides: edgepack-tiny\nConflicts: edgepack-tiny\n" in fields
     listing = run(["dpkg-deb", "-c", first]).stdout
     assert all(line.split()[1] == "root/root" for line in listing.splitlines())
     assert "./lib/systemd/system/edgepack-tiny.service\n" in listing
@@ -128,48 +132,86 @@ class Apt:
         assert (result.returncode == 0) == check, result.stdout
         return result.stdout
 
+    def brought(self, repository: Path) -> None:
+        """The repository as it is now, on the board, and known to apt."""
+        archive = repository.with_suffix(".tar")
+        with tarfile.open(archive, "w") as tar:
+            tar.add(repository, "repository")
+        self.device.put(archive, "/root/repository.tar")
+        self.device.run(
+            "mkdir -p /srv; rm -rf /srv/repository; tar xf /root/repository.tar -C /srv\n"
+            f"cp /srv/repository/{apt_repository.KEYRING} /root/key.asc\n"
+            "mkdir -p /etc/apt/sources.list.d /etc/apt/preferences.d\n"
+            "[ -s /etc/machine-id ] || echo 0123456789abcdef0123456789abcdef >/etc/machine-id\n"
+            "echo 'deb [signed-by=/root/key.asc] file:/srv/repository stable main' "
+            ">/etc/apt/sources.list"
+        )
+        self.do("update")
+
     def current(self) -> str:
         return self.device.run("readlink /var/lib/edgepack/tiny/current").stdout.strip()[9:]
 
     def state(self) -> str:
         """dpkg's own word for the package: "installed", "half-configured", "config-files"."""
-        command = "dpkg-query -W -f '${db:Status-Status}' edgepack-tiny"
+        command = "dpkg-query -W -f '${db:Status-Status}' edgepack-tiny-rasp3b"
         return self.device.run(command, check=False).stdout
 
 
 def test_apt_installs_upgrades_and_removes(
     arm_releases: tuple[Bundle, Bundle, Bundle], tmp_path: Path
 ) -> None:
+    """The first release by hand; the others come from a repository."""
     first, second, wrong = arm_releases
+    last = fake_bundle(tmp_path / "last", board="rasp3b", app=FAKE_APP + "##\n", version=4)
+    repository = tmp_path / "repository"
+
+    def publish(*add: Path, phase: int | None = None, withdraw: bool = False) -> None:
+        change = apt_repository.Change(key=KEY, add=add, phase=phase, withdraw=withdraw)
+        apt_repository.publish(repository, change)
+        on.brought(repository)
+
     board = virtual.up(get_board("rasp3b"), name="apt")
     device = login(board, "root")
     on = Apt(device)
     root = "/var/lib/edgepack/tiny"
-    try:
+    with gpg_keys(KEY), contextlib.ExitStack() as stack:
+        stack.callback(virtual.down, "apt")
+        stack.callback(device.close)
         on.prepare(tmp_path)
         on.do("install", deb(first, tmp_path))
         assert (on.state(), on.current()) == ("installed", first.manifest.release)
-        on.do("install", deb(second, tmp_path))
+
+        # To 2 of 101 devices only, of which this is none.
+        publish(deb(second, tmp_path), phase=1)
+        on.do("upgrade")
+        assert on.current() == first.manifest.release
+        publish(phase=100)
+        on.do("upgrade")
         assert (on.state(), on.current()) == ("installed", second.manifest.release)
         assert device.run(f"{root}/current/bin/edgepack-run --golden").returncode == 0
 
         # A release that fails its test: apt says so, and what ran before runs on.
-        said = on.do("install", deb(wrong, tmp_path), check=False)
+        publish(deb(wrong, tmp_path))
+        said = on.do("upgrade", check=False)
         assert "error: " in said
         assert (on.state(), on.current()) == ("half-configured", second.manifest.release)
-        # The way out is any release that works; apt orders them by the version.
+        # It goes, and the next one that works comes by itself.
+        publish(withdraw=True)
+        on.do("upgrade", check=False)
+        assert on.current() == second.manifest.release
+        publish(deb(last, tmp_path))
+        on.do("upgrade")
+        assert (on.state(), on.current()) == ("installed", last.manifest.release)
+        # One from before, by hand.
         on.do("install --allow-downgrades", deb(first, tmp_path))
         assert (on.state(), on.current()) == ("installed", first.manifest.release)
 
-        on.do("remove edgepack-tiny")
+        on.do("remove edgepack-tiny-rasp3b")
         assert on.state() == "config-files"
         left = device.run(f"cd {root} && find . -type f | sort").stdout.split()
         assert {name.split("/")[1] for name in left} <= {"state", "trust", ".lock"}
-        on.do("purge edgepack-tiny")
+        on.do("purge edgepack-tiny-rasp3b")
         assert device.run("ls /var/lib/edgepack /usr/lib/edgepack", check=False).stdout == ""
-    finally:
-        device.close()
-        virtual.down("apt")
 
 
 # --- oci ---

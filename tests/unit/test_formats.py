@@ -97,7 +97,8 @@ def test_an_old_bundle_cannot_install_itself(
 
 def test_names_and_versions_for_debian(tmp_path: Path) -> None:
     manifest = small_bundle(tmp_path, name="Cat_or@Dog", version=7).manifest
-    assert deb.package_name(manifest) == "edgepack-cat-or-dog"
+    assert deb.common_name(manifest) == "edgepack-cat-or-dog"
+    assert deb.package_name(manifest) == "edgepack-cat-or-dog-rasp3b"
     assert deb.package_version(manifest) == f"7+{manifest.release}"
 
 
@@ -105,7 +106,7 @@ def test_names_and_versions_for_debian(tmp_path: Path) -> None:
 def test_device_scripts_are_plain_shell(
     name: str, tmp_path: Path, require_tool: Callable[..., str]
 ) -> None:
-    text = base.script(name, {"NAME": "tiny", "PACKAGE": "edgepack-tiny"})
+    text = base.script(name, {"NAME": "tiny", "PACKAGE": "edgepack-tiny-rasp3b"})
     assert "@" not in text.replace('"$@"', "")
     (tmp_path / name).write_text(text)
     # Debian's sh, which takes no bashism; boards have it or busybox's.
