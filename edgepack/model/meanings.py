@@ -97,6 +97,13 @@ MEANINGS: Sequence[Meaning] = (
         taken=ONNXRUNTIME,
     ),
     Meaning(
+        operator="MeanVarianceNormalization",
+        form="elements that are all equal, or nearly",
+        onnx="0: to their deviation, 0, 1e-9 is added",
+        onnxruntime="0 / 0, or what rounding left of the squares' mean less the mean's square",
+        taken=ONNX,
+    ),
+    Meaning(
         operator="Div, Mod",
         form="integers by 0",
         onnx="no word of it",
@@ -122,7 +129,89 @@ MEANINGS: Sequence[Meaning] = (
 
 def as_meant(proto: Any) -> Any:
     """The model as onnxruntime has to be given it, so that it does what is compiled."""
-    return of_one_opset(proto) if proto.functions else proto
+    if proto.functions:
+        proto = of_one_opset(proto)
+    return _with_deviations(proto)
+
+
+def _with_deviations(proto: Any) -> Any:
+    """The model with MeanVarianceNormalization written out: what elements are off their mean, over
+    the root of its squares' mean and 1e-9."""
+    from edgepack.model import walk_nodes
+    from edgepack.model.structure import subgraphs
+
+    if not any(node.op_type == _NORMALIZATION for node in walk_nodes(proto.graph)):
+        return proto
+    changed = type(proto)()
+    changed.CopyFrom(proto)
+    version = max(o.version for o in proto.opset_import if o.domain in ("", "ai.onnx"))
+    kinds = _element_types(proto)
+    graphs = [changed.graph]
+    while graphs:
+        graph = graphs.pop()
+        nodes = [
+            made
+            for node in graph.node
+            for made in (
+                _written_out(node, version, kinds) if node.op_type == _NORMALIZATION else [node]
+            )
+        ]
+        copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
+        del graph.node[:]
+        graph.node.extend(copies)
+        graphs += [inner for node in graph.node for inner in subgraphs(node)]
+    return changed
+
+
+_NORMALIZATION = "MeanVarianceNormalization"
+
+
+def _element_types(proto: Any) -> dict[str, int]:
+    """Those of tensors inside the graph that are known; float32 is what onnxruntime has."""
+    from onnx import shape_inference
+
+    try:
+        graph = shape_inference.infer_shapes(proto).graph
+    except (ValueError, RuntimeError):  # beyond 2 GB, or no type for an operator of others
+        graph = proto.graph
+    values = (*graph.input, *graph.value_info, *graph.output)
+    return {value.name: value.type.tensor_type.elem_type for value in values}
+
+
+def _written_out(node: Any, version: int, kinds: Mapping[str, int]) -> list[Any]:
+    import numpy as np
+    from onnx import TensorProto, helper, numpy_helper
+
+    (data,), (result,) = node.input, node.output
+    given = {item.name: list(item.ints) for item in node.attribute}
+    axes = given.get("axes", [0, 2, 3])
+    nodes: list[Any] = []
+
+    def add(kind: str, *inputs: str, **attributes: Any) -> str:
+        name = f"{result}/{len(nodes)}"
+        nodes.append(helper.make_node(kind, inputs, [name], **attributes))
+        return name
+
+    def constant(value: Any) -> str:
+        return add("Constant", value=numpy_helper.from_array(np.array(value)))
+
+    def mean(of: str) -> str:
+        if version < _AXES_AS_INPUT:
+            return add("ReduceMean", of, axes=axes)
+        return add("ReduceMean", of, constant(np.array(axes, "int64")))
+
+    off = add("Sub", data, mean(data))
+    deviation = add("Sqrt", mean(add("Mul", off, off)))
+    kind = helper.tensor_dtype_to_np_dtype(kinds.get(result) or TensorProto.FLOAT)
+    # Of halves it would be 0.
+    least = max(1e-9, float(np.finfo(kind).smallest_subnormal))
+    deviation = add("Add", deviation, constant(np.array(least, kind)))
+    nodes.append(helper.make_node("Div", [off, deviation], [result]))
+    return nodes
+
+
+# ReduceMean's, in ONNX.
+_AXES_AS_INPUT = 18
 
 
 def departures(proto: Any) -> list[Meaning]:

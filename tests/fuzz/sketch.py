@@ -272,9 +272,10 @@ def run_by_onnxruntime(
     """The same by onnxruntime; None if it cannot."""
     import onnxruntime
 
+    from edgepack.model.meanings import as_meant
     from edgepack.model.session import cpu_session, may_saturate, without_saturation
 
-    older = _dated_back(model)
+    older = _dated_back(as_meant(model))
     if older is None:
         return None
     model = older

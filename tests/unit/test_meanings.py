@@ -49,6 +49,38 @@ def test_the_last_result_of_a_resize_lies_on_the_last_element(tmp_path: Path) ->
     assert not departures(other.proto)
 
 
+@pytest.mark.parametrize("opset", [13, 18])
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+def test_equal_elements_have_no_deviation(tmp_path: Path, opset: int, kind: str) -> None:
+    """As ONNX has it, inside of a branch, too; onnxruntime's kernel divides 0 by 0."""
+    element = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    node = onnx.helper.make_node("MeanVarianceNormalization", ["x"], ["{}"], axes=[2])
+    x = onnx.helper.make_tensor_value_info("x", element, [1, 2, 4])
+
+    def normalized(name: str) -> tuple[onnx.NodeProto, onnx.ValueInfoProto]:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        copy.output[0] = name
+        return copy, onnx.helper.make_tensor_value_info(name, element, [1, 2, 4])
+
+    (outer, y), (inner, v) = normalized("y"), normalized("v")
+    branch = onnx.helper.make_graph([inner], "branch", [], [v])
+    choice = onnx.helper.make_node("If", ["c"], ["z"], then_branch=branch, else_branch=branch)
+    z = onnx.helper.make_tensor_value_info("z", element, [1, 2, 4])
+    c = onnx.helper.make_tensor("c", onnx.TensorProto.BOOL, [], [True])
+    graph = onnx.helper.make_graph([outer, choice], "m", [x], [y, z], [c])
+    opsets = [onnx.helper.make_opsetid("", opset)]
+    onnx.save(
+        onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx"
+    )
+    model = read_model(ModelSpec(path=tmp_path / "m.onnx"))
+    data = np.array([[[3, 3, 3, 3], [1, 2, 3, 4]]], kind)
+    (outputs,) = model_outputs(model.path, model.proto, [[data]])
+    row = (np.arange(4) - 1.5) / np.sqrt(1.25)  # of 1, 2, 3 and 4
+    for made in outputs:
+        np.testing.assert_allclose(made, [[[0] * 4, row]], rtol=1e-3, atol=0)
+
+
 def test_an_opset_that_cannot_be_made_newer_is_named(tmp_path: Path) -> None:
     node = onnx.helper.make_node("Loop", ["", "c", "x"], ["y"], body=_body())
     graph = onnx.helper.make_graph(
