@@ -81,7 +81,7 @@ FILE_ERRORS = (
 FILE_ERROR = UsageError.exit_code
 
 
-class _Formatter(argparse.RawDescriptionHelpFormatter):
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """argparse's, with the commands in their groups."""
 
     def _format_action(self, action: argparse.Action) -> str:
@@ -94,7 +94,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
             parts.append(f"  {title}:\n")
             self._indent()
             self._indent()
-            parts += [super(_Formatter, self)._format_action(helps[name]) for name in group]
+            parts += [super(_HelpFormatter, self)._format_action(helps[name]) for name in group]
             self._dedent()
             self._dedent()
         return "".join(parts)
@@ -106,7 +106,7 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, **kwargs: object) -> None:
         super().__init__(
             allow_abbrev=False,
-            formatter_class=_Formatter,
+            formatter_class=_HelpFormatter,
             **kwargs,  # type: ignore[arg-type]
         )
 

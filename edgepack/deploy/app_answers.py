@@ -267,6 +267,17 @@ class AppAnswer:
             profile=self.profile and replace(self.profile, emulated=True),
         )
 
+    def _repr_html_(self) -> str:
+        mark = emulated_mark(self.emulated)
+        boxes = [
+            (box.label or box.index, f"{box.score:.4f}", *(f"{side:.1f}" for side in box.box))
+            for box in self.boxes or ()
+        ]
+        times = {name: milliseconds(time) + mark for name, time in self.times_ms.items()}
+        header = ("class", "score", "left", "top", "right", "bottom")
+        shown = page.table(boxes, header) if boxes else page.Html()
+        return page.embedded(class_bars(self.top), shown, page.facts(times))
+
     def to_dict(self) -> dict[str, Any]:
         """For --json: what edgepack-run printed, and whether it was emulated."""
         return {**self.document, "emulated": self.emulated}

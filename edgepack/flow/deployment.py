@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -37,9 +36,12 @@ from edgepack.deploy.remote_app import TENSORS, RunRequest, ask_app
 from edgepack.deploy.remote_tool import Layout
 from edgepack.device import Device, SshOptions, open_device
 from edgepack.device.facts import gather
+from edgepack.device.options import COMMAND_TIMEOUT_S
 from edgepack.device.patience import Patience
 from edgepack.flow.job import board_of, make_job, package_job
+from edgepack.flow.photos import is_image, is_photo, save_png
 from edgepack.flow.project import Project, load_project
+from edgepack.flow.session import Session
 from edgepack.preprocess.spec import PreprocessSpec
 
 if TYPE_CHECKING:
@@ -122,33 +124,63 @@ class Deployment:
         """Let go of the connection."""
         self.device.close()
 
+    @overload
+    def run(  # type: ignore[overload-overlap] # numpy takes lists of texts for arrays
+        self,
+        data: list[str] | list[Path] | list[str | Path] | list[Image.Image],
+        *,
+        color: str | None = ...,
+        top: int | None = ...,
+        threads: int | None = ...,
+        affinity: str | None = ...,
+        timeout_s: float | None = ...,
+    ) -> list[Outputs]: ...
+
+    @overload
     def run(
         self,
         data: str | Path | Image.Image | npt.ArrayLike | Mapping[str, npt.ArrayLike],
         *,
+        color: str | None = ...,
+        top: int | None = ...,
+        threads: int | None = ...,
+        affinity: str | None = ...,
+        timeout_s: float | None = ...,
+    ) -> Outputs: ...
+
+    def run(
+        self,
+        data: Any,
+        *,
+        color: str | None = None,
         top: int | None = None,
         threads: int | None = None,
         affinity: str | None = None,
         timeout_s: float | None = None,
-    ) -> Outputs:
+    ) -> Outputs | list[Outputs]:
         """Run the release that is current, on the device.
 
         `data` is a photo (a file's path, or a Pillow image), which the release's preprocessing
         turns into the input; or the input itself: an array of its shape (and dtype, or one that
         numpy casts to it as "same_kind"), or a .npy or .raw file. A model of several inputs takes
-        arrays by their names. `top` is how many classes to name (5 if the only output is a vector
+        arrays by their names. With `color` an array is a photo as a camera gives it: uint8,
+        (height, width, 3) for "rgb" and "bgr", (height, width) for "gray". A list of photos gives a
+        list. `top` is how many classes to name (5 if the only output is a vector
         of scores), `threads` 1 to 64 (default: the cores of the fastest kind), `affinity` "big",
         "little", "all", "none" or numbers of CPUs such as "0,2-3".
 
         Raises ModelError if an array does not fit its input, UsageError if there is no such photo,
         and what `run_on_device` raises.
         """
+        if isinstance(data, list | tuple) and data and all(is_photo(one, color) for one in data):
+            said = {"top": top, "threads": threads, "affinity": affinity, "timeout_s": timeout_s}
+            return [self.run(one, color=color, **said) for one in data]  # type: ignore[arg-type]
         model = self._source_model()
         options = _words(top=top, threads=threads, affinity=affinity)
         with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
             folder = Path(name)
             outputs = tuple(folder / f"output{i}.npy" for i in range(len(model.outputs)))
-            image, inputs = _as_files(data, model.inputs, folder)
+            image, inputs = _as_files(data, model.inputs, folder, color)
             answer = ask_app(
                 self.device,
                 self.root,
@@ -162,6 +194,27 @@ class Deployment:
             )
             arrays = [_load(path, self.device.name) for path in outputs]
         return Outputs(arrays, [output.name for output in model.outputs], answer)
+
+    def session(
+        self,
+        *,
+        top: int | None = None,
+        threads: int | None = None,
+        affinity: str | None = None,
+        timeout_s: float = COMMAND_TIMEOUT_S,
+    ) -> Session:
+        """The release's app, kept running: many photos, one after the other, without loading the
+        model for each.
+
+            with deployed.session() as session:
+                for seen in session.stream(camera, color="bgr"):
+                    print(seen.top)
+
+        Of photos only, and without the arrays that `run` brings back. `timeout_s` is the most that
+        one photo may take; the others are as for `run`.
+        """
+        words = _words(top=top, threads=threads, affinity=affinity)
+        return Session(self.device, self.root, words, timeout_s=timeout_s)
 
     def bench(
         self,
@@ -383,16 +436,18 @@ def _words(**options: object) -> tuple[str, ...]:
 
 
 def _as_files(
-    data: object, wanted: Sequence[Tensor], folder: Path
+    data: object, wanted: Sequence[Tensor], folder: Path, color: str | None
 ) -> tuple[Path | None, tuple[Path, ...]]:
     """The photo, or one file for each of the inputs `wanted`."""
     if isinstance(data, str | Path):
         path = Path(data)
         return (None, (path,)) if path.suffix.lower() in TENSORS else (path, ())
-    # Whoever has a Pillow image has imported Pillow.
-    if "PIL.Image" in sys.modules and isinstance(data, sys.modules["PIL.Image"].Image):
-        photo = folder / "photo.png"
+    photo = folder / "photo.png"
+    if is_image(data):
         data.save(photo)
+        return photo, ()
+    if color is not None:
+        save_png(data, color, photo)
         return photo, ()
     files = []
     for index, (tensor, array) in enumerate(_matched(data, wanted)):
@@ -416,7 +471,8 @@ def _matched(data: object, wanted: Sequence[Tensor]) -> Iterator[tuple[Tensor, A
             raise ModelError(
                 f"input '{tensor.name}' is {tensor.dtype} {tensor.shape}, "
                 f"the array is {array.dtype} {array.shape}",
-                hint="for a photo, give its path or a Pillow image",
+                hint="for a photo, give its path, a Pillow image, or pixels and their color: "
+                'run(array, color="bgr")',
             )
         yield tensor, array
 

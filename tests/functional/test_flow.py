@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import onnx
 import pytest
@@ -335,12 +336,30 @@ def assert_api(project: Project, root: str) -> None:
             assert outputs.top[0].label == "espresso"
             assert len(outputs.top) == 2
         assert "espresso" in outputs._repr_html_()
+        assert_session(deployed, photo)
         assert len(deployed.bench(runs=2, warmup=0).times_ms) == 2
         assert len(deployed.profile(runs=1, warmup=0).layers) > 30
     with edgepack.connect("virtual", board="rk3399", root=root) as again:
         current = again.status().current
         assert current
         assert current.release == deployed.report.release
+
+
+def assert_session(deployed: edgepack.Deployment, photo: Path) -> None:
+    """The real app, kept running, sees in pixels what it sees in the file."""
+    alone = deployed.run(photo)
+    bgr = cv2.imread(str(photo))
+    other = photo.with_name("chelsea.png")
+    with deployed.session(top=5) as session:
+        seen = [*session.stream([bgr, bgr[:, :, ::-1].copy()], color="bgr")]
+        seen += [session.run(photo), session.run(other), session.run(Image.open(photo))]
+    labels = [one.top[0].label for one in seen]
+    assert labels[0] == labels[2] == labels[4] == "espresso"
+    assert labels[3] == "Egyptian cat"
+    # With the channels swapped it is another tensor.
+    scores = [one.top[0].score for one in seen]
+    assert scores[0] == scores[2] == scores[4] == alone.top[0].score != scores[1]
+    assert seen[0].emulated
 
 
 def test_the_command_line_end_to_end(

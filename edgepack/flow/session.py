@@ -1,0 +1,96 @@
+"""A release's app that is kept running on a device: photos go there, what it sees comes back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from edgepack.bundle.manifest import APP
+from edgepack.deploy.answers import SenselessError, read_object
+from edgepack.deploy.app_answers import AppAnswer
+from edgepack.deploy.remote_app import app_command, parse_answer, release_folder
+from edgepack.device import Device
+from edgepack.device.base import Stream, is_emulated
+from edgepack.device.errors import ConnectionLostError
+from edgepack.device.facts import own_folder
+from edgepack.flow.photos import Pixels, pixels_of
+
+
+class Session:
+    """The current release's app, with its model loaded, until the session is closed.
+
+    `Deployment.session` makes these, as context managers. Photos of one size after the other cost
+    their transfer and the run; for another size, or order of channels, the app is started anew.
+    """
+
+    def __init__(
+        self, device: Device, root: str, options: Sequence[str], *, timeout_s: float
+    ) -> None:
+        self._device, self._root = device, root
+        self._options, self._timeout_s = tuple(options), timeout_s
+        self._stream: Stream | None = None
+        self._form: tuple[str, int, int] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def run(self, photo: object, *, color: str | None = None) -> AppAnswer:
+        """What the model sees in a photo: classes in `top`, things in `boxes`, all in `document`.
+
+        `photo` is a file's path, a Pillow image, or an array as a camera gives it: uint8,
+        (height, width, 3) with `color` "rgb" or "bgr", (height, width) with "gray". A file is
+        decoded here, in full. Raises UsageError if it is none of these, what the app says, and
+        ConnectionLostError.
+        """
+        pixels = pixels_of(photo, color)
+        stream = self._open(pixels)
+        with contextlib.suppress(BrokenPipeError):  # its answer says why
+            stream.write(pixels.data)
+        line = stream.read_line(self._timeout_s).decode(errors="replace")
+        source = f"{self._device.name}: edgepack-run"
+        answer = read_object(line, source) if line else None
+        if answer is None or not answer.has("frame"):
+            # Its own error; without one it has ended in the middle of its work.
+            self._stream = None
+            with contextlib.closing(stream):
+                done = stream.finish()
+            parse_answer(self._device, replace(done, stdout=line + done.stdout))
+            raise SenselessError(f"{source} ended without an answer")
+        read = AppAnswer.read(answer)
+        return read.on_emulator() if is_emulated(self._device) else read
+
+    def stream(self, source: Iterable[object], *, color: str | None = None) -> Iterator[AppAnswer]:
+        """`run` of each photo that `source` gives, as soon as it is there."""
+        for photo in source:
+            yield self.run(photo, color=color)
+
+    def close(self) -> None:
+        """End the app."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            with contextlib.closing(stream), contextlib.suppress(ConnectionLostError):
+                stream.finish()
+
+    def _open(self, pixels: Pixels) -> Stream:
+        """The running app, for photos like this."""
+        form = (pixels.form, pixels.width, pixels.height)
+        if self._stream is not None and form == self._form:
+            return self._stream
+        self.close()
+        size = f"{pixels.width}x{pixels.height}"
+        words = ["--frames", pixels.form, "--size", size, *self._options]
+        inside = f"{release_folder('', '')[1:]}/{APP}"
+        command = f'r=$({own_folder(self._root)}) && exec "$r"/{app_command(inside, words)}'
+        self._stream, self._form = self._device.open(command), form
+        return self._stream
