@@ -1,6 +1,6 @@
-"""Every command of the guides as a service of a real process 1: busybox's init.
+"""Every command of the guides as a service of real process 1s: systemd's and busybox's init.
 
-On a full-system board with a camera; test_guides_as_services.py has the short form.
+On full-system boards with a camera; test_guides_as_services.py has the short form.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Guide(OnDuty):
         return '"means"' in self.log()
 
 
-@pytest.mark.parametrize("init", ["busybox"])
+@pytest.mark.parametrize("init", ["systemd", "busybox"])
 def test_the_guides_commands_as_services(init: str, tmp_path: Path) -> None:
     failed: list[str] = []
     with camera_board(init) as board, ExitStack() as stack:
