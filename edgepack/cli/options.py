@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from edgepack.base.errors import UsageError
 from edgepack.base.paths import default_root
 from edgepack.base.progress import Progress
-from edgepack.boards import get_board
+from edgepack.boards import TOOLCHAINS, get_board
 
 if TYPE_CHECKING:
     from edgepack.device import Device, SshOptions
@@ -171,7 +171,7 @@ def add_job(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--name", help="name of the bundle (default: that of the model file)")
     group = option_group(parser, COMPILING)
     group.add_argument(
-        "--toolchain", choices=("zig", "gnu"), help="use this compiler (default: the board's)"
+        "--toolchain", choices=TOOLCHAINS, help="use this compiler (default: the board's)"
     )
     group.add_argument(
         "--static",

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from edgepack.base.text import megabytes
-from edgepack.boards import get_board
+from edgepack.boards import TOOLCHAINS, get_board
 from edgepack.cli.console import Console
 from edgepack.cli.options import board_files, check_writable
 
@@ -17,7 +17,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--board", metavar="NAME", required=True, help="board profile: see `edgepack boards`"
     )
     parser.add_argument(
-        "--toolchain", choices=("zig", "gnu"), help="use this compiler (default: the board's)"
+        "--toolchain", choices=TOOLCHAINS, help="use this compiler (default: the board's)"
     )
     parser.add_argument(
         "-o", "--out", type=Path, required=True, metavar="DIR", help="a new folder, or an empty one"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from edgepack.base import tools
 from edgepack.base.errors import EdgepackError
 from edgepack.base.process import run
-from edgepack.boards import Board
+from edgepack.boards import TOOLCHAINS, Board
 from edgepack.compiler.tiles.cpu import has_model, nearest_model
 from edgepack.native.prebuilt import is_installed, package_of
 from edgepack.native.toolchain import find, gnu_compiler
@@ -48,7 +48,7 @@ def check_board(board: Board) -> list[Check]:
     built = built and is_installed(board.triple)
     for name in ("cmake", "ninja"):
         checks.append(_package(name, "building those programs", required=not built))
-    for kind in ("zig", "gnu"):
+    for kind in TOOLCHAINS:
         checks.append(_compiler(kind, board, required=not built))
     checks.append(_program(("ssh",), "edgepack board ssh", "-V"))
     if board.virtual is not None:

@@ -32,6 +32,7 @@ from edgepack.base.errors import ConfigError, UsageError, perhaps
 from edgepack.base.paths import is_outside_allowed
 from edgepack.base.tables import Table, read_text, read_toml
 from edgepack.base.text import one_line, text_lines
+from edgepack.boards import TOOLCHAINS
 from edgepack.bundle.manifest import (
     DEFAULT_HEALTH,
     TIME_FORMAT,
@@ -55,7 +56,6 @@ from edgepack.preprocess.spec import PreprocessSpec
 PROJECT_FILE = "edgepack.toml"
 # Not all that is unprintable: words of some languages hold joiners.
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-TOOLCHAINS = ("zig", "gnu")
 
 _PATHS = ("model", "labels", "golden_image")
 _OF_A_PHOTO = ("golden_image", "expected_class")

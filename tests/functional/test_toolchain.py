@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from edgepack.boards import get_board
+from edgepack.boards import TOOLCHAINS, get_board
 from edgepack.native.toolchain import find, link_shared
 
 
-@pytest.mark.parametrize("kind", ["zig", "gnu"])
+@pytest.mark.parametrize("kind", TOOLCHAINS)
 def test_linking_is_reproducible(
     tmp_path: Path, kind: str, require_tool: Callable[..., str]
 ) -> None:

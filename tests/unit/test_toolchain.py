@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from edgepack.base import paths
 from edgepack.base.errors import UsageError
 from edgepack.base.paths import data_file
+from edgepack.base.process import run
 from edgepack.boards import TOOLCHAINS, get_board, load_boards
 from edgepack.flow import results
 from edgepack.flow.doctor import check_board, missing
@@ -122,6 +124,25 @@ def test_every_toolchain_serves_every_triple(kind: str) -> None:
     assert (data_file("toolchains") / f"{kind}.cmake").is_file()
     for board in load_boards().values():
         assert board.runtime_flags.get(kind), board.triple
+
+
+def test_a_toolchain_of_the_table_is_known_everywhere(tmp_path: Path) -> None:
+    """Its word in `boards.TOOLCHAINS` is all: project files and options take it."""
+    (tmp_path / "m.onnx").touch()
+    (tmp_path / "edgepack.toml").write_text('[project]\nmodel = "m.onnx"\ntoolchain = "third"\n')
+    code = """
+import sys
+from pathlib import Path
+from edgepack import boards
+boards.TOOLCHAINS = (*boards.TOOLCHAINS, "third")
+from edgepack.cli import make_parser
+from edgepack.flow.project import load_project
+print(load_project(Path(sys.argv[1])).toolchain)
+for words in (["deploy", "--toolchain", "third"], ["sdk", "--board", "rasp3b", "-o", "x"]):
+    print(make_parser().parse_args([*words, "--toolchain", "third"]).toolchain)
+"""
+    said = run([sys.executable, "-c", code, tmp_path / "edgepack.toml"]).stdout
+    assert said.split() == ["third"] * 3
 
 
 def test_unknown_kind() -> None:
