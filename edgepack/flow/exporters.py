@@ -8,8 +8,9 @@ expected kind is passed over, files and lists have a largest size.
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from edgepack.model import LoadedModel, TensorInfo
 from edgepack.postprocess.boxes import MOST_POINTS
 
 _MAX_METADATA = 1 << 20
+_MOST_PIXEL = 65535.0
 _MAX_CLASSES = 1 << 16
 _MAX_CONFIG = 16 << 20
 # PIL.Image.Resampling, by which Hugging Face's files name filters.
@@ -32,13 +34,14 @@ class Known:
     size, labels.
 
     `crop_pct` is timm's: by it the photo is resized before the crop. `question` is what is left to
-    the user, if something is.
+    the user, if something is. `partly`: [preprocess] needs more keys, which nobody says.
     """
 
     source: str
     preprocess: Mapping[str, Any] = field(default_factory=dict)
     postprocess: Mapping[str, Any] = field(default_factory=dict)
     question: str = ""
+    partly: bool = False
     size: tuple[int, int] | None = None
     crop_pct: float | None = None
     labels: tuple[str, ...] = ()
@@ -49,6 +52,17 @@ def said_of(model: LoadedModel) -> Known | None:
     metadata = {entry.key: entry.value for entry in model.proto.metadata_props}
     if (known := said_by_ultralytics(metadata, model.outputs)) is not None:
         return known
+    plain = _said_plainly(metadata)
+    if plain is not None and plain.preprocess:
+        return plain
+    beside = _said_beside(model)
+    if plain is None or beside is None:
+        return plain or beside
+    return replace(beside, labels=beside.labels or plain.labels)
+
+
+def _said_beside(model: LoadedModel) -> Known | None:
+    """What the files in the model's folder say, by the first that says anything."""
     folders = [model.path.parent]
     if model.path.absolute().parent.name == "onnx":  # as in repositories of Hugging Face
         folders.append(model.path.absolute().parent.parent)
@@ -170,6 +184,62 @@ def _key_points(metadata: Mapping[str, str]) -> tuple[dict[str, Any], int] | Non
     if not 1 <= points <= MOST_POINTS or size not in (2, 3):
         return None
     return {"points": points} | ({"point_size": 2} if size == 2 else {}), points * size
+
+
+_LABELS = ("names", "labels", "classes", "class_names", "classnames", "class_labels")
+
+
+def _said_plainly(metadata: Mapping[str, str]) -> Known | None:
+    """What people write into the metadata themselves: labels as a list or table in JSON or Python,
+    or line by line; mean and std of pixels."""
+    said = {key.casefold(): value for key, value in metadata.items()}
+    labels: tuple[str, ...] = next(filter(None, (_labels_in(said.get(k, "")) for k in _LABELS)), ())
+    table: dict[str, Any] = {}
+    mean, std = (_channels(_value_in(said.get(key, ""))) for key in ("mean", "std"))
+    if mean is not None and std is not None and min(std) > 0:
+        # Of pixels from 0 to 255, or from 0 to 1; both are 0 and 1 for either.
+        is_whole = max(*mean, *std) > 1
+        if is_whole or any(mean) or set(std) != {1.0}:
+            table = {"scale": 1.0 if is_whole else 1 / 255, "mean": mean, "std": std}
+    if not labels and not table:
+        return None
+    return Known(source="the model's metadata", preprocess=table, labels=labels, partly=True)
+
+
+def _value_in(text: str) -> Any:
+    """What JSON, a Python literal, or numbers with commas stand for; None if it is none."""
+    if not text or len(text) > _MAX_METADATA:
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return _literal(text) if text.lstrip()[:1] in ("[", "{", "(") else _literal(f"[{text}]")
+
+
+def _labels_in(text: str) -> tuple[str, ...]:
+    value = _value_in(text)
+    if isinstance(value, dict):
+        # {"0": "cat"} or {0: "cat"}; or {"cat": 0}
+        if all(type(one) is int for one in value.values()):
+            value = {number: name for name, number in value.items()}
+        keys = {str(key): name for key, name in value.items()}
+        value = [keys.get(str(number)) for number in range(len(keys))]
+    if value is None and text.count("\n") > 0:
+        value = text.strip().splitlines()
+    if not isinstance(value, list | tuple) or not 1 < len(value) <= _MAX_CLASSES:
+        return ()
+    labels = tuple(map(_label, value))
+    return labels if all(labels) and not all(isinstance(one, int) for one in value) else ()
+
+
+def _channels(value: object) -> list[float] | None:
+    """A number for each channel, one for all."""
+    value = list(value) if isinstance(value, tuple) else value
+    numbers = _numbers(value if isinstance(value, list) else [value])
+    if numbers is None or len(numbers) not in (1, 3):
+        return None
+    good = all(-_MOST_PIXEL <= number <= _MOST_PIXEL for number in numbers)
+    return numbers if good else None
 
 
 def _literal(text: str) -> Any:

@@ -22,7 +22,7 @@ from edgepack.base.errors import ConfigError, EdgepackError, UsageError
 from edgepack.base.tables import to_toml
 from edgepack.base.text import one_line
 from edgepack.flow.exporters import Known, said_of
-from edgepack.flow.project import class_of_label, default_name, read_labels
+from edgepack.flow.project import class_of_label, default_name, project_name, read_labels
 from edgepack.flow.reference import golden_inputs, model_outputs
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo, read_model
 from edgepack.model.states import begin_text, propose_states
@@ -96,7 +96,7 @@ def draft_project(
     loaded = read_model(ModelSpec(path=model))
     known = said_of(loaded)
     lines: list[Line] = [
-        Line("name", default_name(model)),
+        _name(model),
         Line("version", 1, "raise it with each release: devices refuse an older one than they had"),
         Line("model", _relative(model, out)),
     ]
@@ -157,6 +157,13 @@ def draft_project(
         open=tuple(questions),
         labels=made,
     )
+
+
+def _name(model: Path) -> Line:
+    """The key `name`."""
+    name = project_name(model)
+    why = "" if name == default_name(model) else f"of the folder: others call theirs {model.name}"
+    return Line("name", name, why)
 
 
 def _relative(file: Path, out: Path) -> str:
@@ -298,7 +305,7 @@ def _preprocess(
     if preset is not None:
         values: dict[str, Any] = {"preset": preset}
         why = "--preset"
-    elif known is not None and known.preprocess:
+    elif known is not None and known.preprocess and not known.partly:
         values, why = dict(known.preprocess), f"from {known.source}"
     else:
         values, why = (
@@ -317,19 +324,31 @@ def _preprocess(
     if changed := sized(base, *size, crop_pct=pct):
         values.pop("crop", None)
         values |= changed
+    own = _pixels(known, layout[1]) if known is not None and known.partly and not preset else {}
+    values |= own
     if picture.dtype == "uint8":
         values = {k: v for k, v in values.items() if k not in ("scale", "mean", "std")}
         values["dtype"] = "uint8"
     if layout[1] == 1:
-        values = {k: v for k, v in values.items() if k not in ("mean", "std")}
+        values = {k: v for k, v in values.items() if k not in ("mean", "std") or k in own}
         values["color"] = "gray"
     if layout[0] != "NCHW":
         values["layout"] = layout[0]
     if len(model.inputs) > 1:
         values["input"] = picture.name
-    reasons = [why, *[""] * (len(values) - 1)]
-    lines = map(Line, values, values.values(), reasons)
-    return tuple(lines), size
+    reasons = {next(iter(values)): why}
+    reasons |= {next(iter(own)): f"from {known.source}"} if own and known is not None else {}
+    return tuple(Line(key, value, reasons.get(key, "")) for key, value in values.items()), size
+
+
+def _pixels(known: Known, channels: int) -> dict[str, Any]:
+    """Scale, mean and std, if they are of as many channels, or one for all."""
+    table = dict(known.preprocess)
+    for key in ("mean", "std"):
+        if key in table and len(table[key]) == 1:
+            table[key] = list(table[key]) * channels
+    lengths = {len(table[key]) for key in ("mean", "std") if key in table}
+    return table if lengths == {channels} else {}
 
 
 def _postprocess(known: Known | None, preset: str | None) -> tuple[Line, ...]:

@@ -301,7 +301,25 @@ def end_of_validity(text: str, *, now: datetime | None = None) -> str:
 
 def default_name(model: Path) -> str:
     """A bundle's name made from the model file's: letters, digits, `.`, `_`, `+`, `-`."""
-    return re.sub(r"[^A-Za-z0-9._+-]+", "-", model.stem)[:64].strip("-.+") or "model"
+    return _as_name(model.stem)
+
+
+def _as_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", text)[:64].strip("-.+") or "model"
+
+
+_SAID_BY_ALL = {"best", "last", "model"}
+_FOLDERS_OF_ALL = {"weights", "onnx", "model", "models", "export", "exports", "checkpoints"}
+
+
+def project_name(model: Path) -> str:
+    """The name of a new project: the model file's, or that of its folder, if the file is called as
+    every training calls it: `train3` of runs/detect/train3/weights/best.onnx."""
+    if model.stem.casefold() not in _SAID_BY_ALL:
+        return default_name(model)
+    folders = (one.name for one in model.absolute().parents)
+    name = next((one for one in folders if one.casefold() not in _FOLDERS_OF_ALL), "")
+    return _as_name(name or model.stem)
 
 
 def read_labels(path: Path) -> tuple[str, ...]:

@@ -222,6 +222,66 @@ _READERS: dict[str, Callable[[Path], Any]] = {
 }
 
 
+_KERAS = "keras.saving.load_model({name!r}).export('model.onnx', format='onnx')"
+_YOLO = "yolo export model=best.pt format=onnx"
+# What a file of another format is, and how the same model becomes ONNX.
+_OTHERS: dict[str, tuple[str, str]] = {
+    ".keras": ("a Keras model", f"with Keras 3 and tf2onnx: {_KERAS}"),
+    ".h5": ("a Keras model", f"with Keras 3 and tf2onnx: {_KERAS}"),
+    ".hdf5": ("a Keras model", f"with Keras 3 and tf2onnx: {_KERAS}"),
+    ".pb": (
+        "a TensorFlow graph",
+        "python -m tf2onnx.convert --saved-model FOLDER --output model.onnx",
+    ),
+    ".eim": (
+        "a program of Edge Impulse with the model inside",
+        "download the model itself, ONNX or TensorFlow Lite, from the project's dashboard there",
+    ),
+    ".engine": (
+        "a TensorRT engine, which runs on one kind of GPU",
+        f"export what it was built from, for example: {_YOLO}",
+    ),
+    ".trt": (
+        "a TensorRT engine, which runs on one kind of GPU",
+        f"export what it was built from, for example: {_YOLO}",
+    ),
+    ".pdmodel": (
+        "a Paddle model",
+        "paddle2onnx --model_dir . --model_filename {name} --params_filename {stem}.pdiparams "
+        "--save_file model.onnx",
+    ),
+    ".pdiparams": (
+        "the weights of a Paddle model",
+        "paddle2onnx --model_dir . --model_filename {stem}.pdmodel --params_filename {name} "
+        "--save_file model.onnx",
+    ),
+    ".torchscript": (
+        "a TorchScript program",
+        f"{_YOLO}; or torch.onnx.export(torch.jit.load({{name!r}}), (example,), 'model.onnx', "
+        "dynamo=False)",
+    ),
+    ".safetensors": (
+        "weights without their graph",
+        "optimum-cli export onnx --model FOLDER onnx/",
+    ),
+}
+_PICKLE = (
+    "a Python pickle, which would run code if it were read",
+    "where it was made: onnx.save(skl2onnx.to_onnx(model, X[:1].astype('float32')), 'model.onnx')",
+)
+_OTHERS |= dict.fromkeys((".pkl", ".pickle", ".joblib"), _PICKLE)
+
+
+def _check_format(path: Path) -> None:
+    """Raise `NotOnnxError` for a file of a format that another tool has to convert."""
+    if (other := _OTHERS.get(path.suffix.lower())) is not None:
+        what, hint = other
+        raise NotOnnxError(
+            f"{path}: {what}: edgepack reads ONNX, TFLite and exported PyTorch programs",
+            hint=hint.format(name=path.name, stem=path.stem),
+        )
+
+
 def _read(path: Path) -> tuple[Any, list[Path]]:
     """The model with its external data, and the files it is made of."""
     import onnx
@@ -233,6 +293,7 @@ def _read(path: Path) -> tuple[Any, list[Path]]:
         proto = reader(path)
         check_structure(path, proto)
         return proto, [path]
+    _check_format(path)
     data = path.read_bytes()
     if data.startswith(b"version https://git-lfs"):
         raise NotOnnxError(

@@ -251,6 +251,88 @@ def test_what_ultralytics_writes(tmp_path: Path) -> None:
     assert (tmp_path / "labels.txt").read_text() == "mine\n"
 
 
+LABELS = [f"class {i}" for i in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("names", json.dumps(LABELS)),
+        ("labels", str(LABELS)),
+        ("classes", json.dumps({str(i): label for i, label in enumerate(LABELS)})),
+        ("class_names", str(dict(enumerate(LABELS)))),
+        ("Labels", json.dumps({label: i for i, label in enumerate(LABELS)})),
+        ("labels", "\n".join(LABELS) + "\n"),
+        ("names", ", ".join(f"'{label}'" for label in LABELS)),
+    ],
+)
+def test_labels_in_the_metadata(tmp_path: Path, key: str, text: str) -> None:
+    draft, project = drafted(model(tmp_path / "m.onnx", {"x": IMAGE}, metadata={key: text}))
+    assert project.labels is not None
+    assert project.labels.read_text().splitlines() == LABELS
+    assert "from the model's metadata" in draft.text
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "scale"),
+    [
+        ("[0.5, 0.25, 0.125]", "[0.5, 0.5, 0.25]", 1 / 255),
+        ("123.675, 116.28, 103.53", "58.395, 57.12, 57.375", 1.0),
+        ("127.5", "127.5", 1.0),
+        ("0", "255", 1.0),
+        ("(0.5,)", "[0.5]", 1 / 255),
+    ],
+)
+def test_mean_and_std_in_the_metadata(tmp_path: Path, mean: str, std: str, scale: float) -> None:
+    said = {"mean": mean, "std": std}
+    draft, project = drafted(model(tmp_path / "m.onnx", {"x": IMAGE}, metadata=said))
+    spec = project.preprocess
+    assert spec is not None
+    assert spec.scale == pytest.approx(scale)
+    assert len(spec.mean) == len(spec.std) == 3
+    assert (spec.mean[0], spec.std[0]) == (
+        pytest.approx(float(mean.strip("[(").split(",")[0].strip(")"))),
+        pytest.approx(float(std.strip("[(").split(",")[0].strip("])"))),
+    )
+    # The rest is a guess, as before.
+    assert spec.crop == (224, 224)
+    assert [line.key for line in draft.lines if line.guessed] == ["preset"]
+    _, gray = drafted(
+        model(tmp_path / "g.onnx", {"x": (1, 1, 28, 28)}, metadata=said), overwrite=True
+    )
+    assert gray.preprocess is not None
+    assert gray.preprocess.mean == ((float(mean.strip("(,)[]")),) if len(mean) < 8 else (0.0,))
+
+
+@pytest.mark.parametrize(
+    ("mean", "std"),
+    [
+        ("[0, 0, 0]", "[1, 1, 1]"),  # of pixels from 0 to 255, or from 0 to 1
+        ("[0.5, 0.5]", "[0.5, 0.5]"),
+        ("[0.5, 0.5, 0.5]", "[0.5, 0, 0.5]"),
+        ("[NaN, 0, 0]", "[1, 2, 3]"),
+        ("[1e99, 0, 0]", "[1, 2, 3]"),
+        ("'a'", "[1, 2, 3]"),
+        ("[true, 0, 0]", "[1, 2, 3]"),
+        ("[" * 5000, "[1, 2, 3]"),
+    ],
+)
+def test_mean_and_std_that_say_nothing(tmp_path: Path, mean: str, std: str) -> None:
+    plain = model(tmp_path / "plain.onnx", {"x": IMAGE})
+    _, project = drafted(plain)
+    said = model(tmp_path / "m.onnx", {"x": IMAGE}, metadata={"mean": mean, "std": std})
+    _, other = drafted(said, overwrite=True)
+    assert other.preprocess == project.preprocess
+
+
+def test_labels_in_the_metadata_and_settings_beside_the_model(tmp_path: Path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": 224}))
+    path = model(tmp_path / "m.onnx", {"x": IMAGE}, metadata={"names": json.dumps(LABELS)})
+    draft, project = drafted(path)
+    assert project.labels is not None
+    assert not any(line.guessed for line in draft.lines)
+
+
 def test_what_hugging_face_writes(tmp_path: Path) -> None:
     """A ViT's files; in its repositories the model lies a folder further down."""
     (tmp_path / "preprocessor_config.json").write_text(
@@ -313,6 +395,15 @@ def test_what_timm_writes(tmp_path: Path) -> None:
     assert spec.crop == (256, 256)
     assert spec.resize == Resize(mode="shortest", height=269, width=269)  # 256 / 0.95
     assert (spec.mean, spec.std) == ((0.1, 0.2, 0.3), (0.5, 0.6, 0.7))
+
+
+@pytest.mark.parametrize("key", ["labels", "names", "classes"])
+@pytest.mark.parametrize(
+    "text", ["[1, 2, 3]", '["a", ["b"]]', '{"0": "a", "2": "b"}', '"abc"', "[" * 5000, '["a", ""]']
+)
+def test_labels_that_make_no_sense(tmp_path: Path, key: str, text: str) -> None:
+    draft, _ = drafted(model(tmp_path / "m.onnx", {"x": IMAGE}, 3, metadata={key: text}))
+    assert draft.labels is None
 
 
 HOSTILE = ["[" * 5000, "{" * 5000, "{0: 'x'", "{1: 'x'}", "{0: ['y']}", "9" * 100_000, "__import__"]

@@ -266,6 +266,28 @@ def test_git_lfs_pointer(tmp_path: Path) -> None:
         load_model(ModelSpec(path=path))
 
 
+@pytest.mark.parametrize(
+    ("name", "what", "how"),
+    [
+        ("m.keras", "a Keras model", "keras.saving.load_model('m.keras').export("),
+        ("m.h5", "a Keras model", "keras.saving.load_model('m.h5').export("),
+        ("m.pb", "a TensorFlow graph", "tf2onnx.convert --saved-model"),
+        ("m.eim", "a program of Edge Impulse", "dashboard"),
+        ("m.engine", "a TensorRT engine", "yolo export"),
+        ("m.pdmodel", "a Paddle model", "--model_filename m.pdmodel --params_filename m.pdiparams"),
+        ("m.pkl", "a Python pickle", "skl2onnx.to_onnx("),
+        ("m.joblib", "a Python pickle", "skl2onnx.to_onnx("),
+        ("m.TORCHSCRIPT", "a TorchScript program", "torch.jit.load('m.TORCHSCRIPT')"),
+        ("m.safetensors", "weights without their graph", "optimum-cli export onnx"),
+    ],
+)
+def test_what_another_tool_has_to_convert(tmp_path: Path, name: str, what: str, how: str) -> None:
+    (tmp_path / name).write_bytes(b"\x80\x04cos\nsystem\n.")  # read by nobody
+    with pytest.raises(NotOnnxError, match=f"{name}: {what}") as caught:
+        load_model(ModelSpec(path=tmp_path / name))
+    assert how in (caught.value.hint or "")
+
+
 def test_truncated_at_any_byte(tmp_path: Path) -> None:
     data = onnx_models.one_conv(tmp_path / "whole.onnx").read_bytes()
     path = tmp_path / "cut.onnx"

@@ -8,7 +8,7 @@ import pytest
 from edgepack.base.errors import ConfigError, UsageError
 from edgepack.bundle.manifest import Health
 from edgepack.bundle.service import Service
-from edgepack.flow.project import Quantizing, default_name, load_project, read_labels
+from edgepack.flow.project import Quantizing, default_name, load_project, project_name, read_labels
 from edgepack.postprocess.classes import Classes
 from edgepack.preprocess.spec import PreprocessSpec, Resize
 
@@ -298,6 +298,22 @@ def test_a_golden_image_needs_preprocessing_and_a_class_needs_an_image(folder: P
         load_project(write(folder, start + 'golden_image = "cat.png"'))
     with pytest.raises(ConfigError, match="expected_class needs a golden_image"):
         load_project(write(folder, start + "expected_class = 3"))
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("cats.onnx", "cats"),
+        ("birds/model.onnx", "birds"),
+        ("birds/onnx/model.onnx", "birds"),
+        ("runs/detect/train 3/weights/Best.onnx", "train-3"),
+        ("my.project/last.tflite", "my.project"),
+        ("birds/model_q8.onnx", "model_q8"),
+    ],
+)
+def test_a_new_project_is_not_called_as_all_are(file: str, name: str) -> None:
+    assert project_name(Path("/somewhere") / file) == name
+    assert project_name(Path("/model.onnx")) == "model"
 
 
 @pytest.mark.parametrize(
