@@ -17,6 +17,7 @@ from typing import Any
 from edgepack.base.errors import ConfigError
 from edgepack.base.tables import read_json
 from edgepack.model import LoadedModel, TensorInfo
+from edgepack.model.tflite_metadata import read_metadata
 from edgepack.postprocess.boxes import MOST_POINTS
 
 _MAX_METADATA = 1 << 20
@@ -53,12 +54,31 @@ def said_of(model: LoadedModel) -> Known | None:
     if (known := said_by_ultralytics(metadata, model.outputs)) is not None:
         return known
     plain = _said_plainly(metadata)
+    if model.path.suffix == ".tflite":
+        plain = _said_in_tflite(model.path)
     if plain is not None and plain.preprocess:
-        return plain
+        return plain  # what lies beside it may be another model's
     beside = _said_beside(model)
     if plain is None or beside is None:
         return plain or beside
     return replace(beside, labels=beside.labels or plain.labels)
+
+
+def _said_in_tflite(path: Path) -> Known | None:
+    """TensorFlow Lite's metadata; of ultralytics' exports all but what the outputs hold, which
+    differs by how they were converted."""
+    found = read_metadata(path)
+    if (known := said_by_ultralytics(found.said, ())) is not None:
+        return known
+    mean, std = _channels(found.mean), _channels(found.std)
+    table: dict[str, Any] = {}
+    if mean is not None and std is not None and min(std) > 0:
+        table = {"scale": 1.0, "mean": mean, "std": std}  # of pixels from 0 to 255
+    if not table and not found.labels:
+        return None
+    return Known(
+        source="the file's TFLite metadata", preprocess=table, labels=found.labels, partly=True
+    )
 
 
 def _said_beside(model: LoadedModel) -> Known | None:
