@@ -96,11 +96,11 @@ def meanings_page() -> str:
 
 
 def api_page() -> str:
-    """Signature and docstring of everything in edgepack.__all__, and of the methods of classes."""
+    """Signature and docstring of everything in edgepack.NAMES, and of the methods of classes."""
     import edgepack
 
     parts = [HEAD, "# Python API\n", inspect.cleandoc(edgepack.__doc__ or "") + "\n"]
-    for name in edgepack.__all__:
+    for name in edgepack.NAMES:
         thing = getattr(edgepack, name)
         if not callable(thing):
             continue

@@ -1,17 +1,36 @@
 """edgepack: take a trained ONNX model to an ARM field board, and know that it works there.
 
-    with edgepack.deploy("m.onnx", board="rasp3b", device="pi@192.168.1.20") as deployed:
-        (scores,) = deployed.run("cat.jpg")
+    import edgepack
 
-The steps of it, one by one:
+    edgepack.init("model.onnx", board="rasp3b", device="pi@192.168.1.20", image="cat.jpg")
+    with edgepack.deploy(project="edgepack.toml") as deployed:
+        print(deployed.run("cat.jpg").top)
 
-    project = load_project(Path("edgepack.toml"))
+Functions, as the commands of the same names; `help(edgepack.deploy)` says more of each:
+
+    init(model)            write a project file for a model, from what its file says
+    check(model, images)   what the reference sees in photos, on this machine
+    deploy(model)          compile, pack, upload, activate and test: a `Deployment`
+    connect(device)        what was deployed before: a `Deployment`
+    package(model)         a bundle, and a file that carries it
+    evaluate(model, images)  accuracy on labelled photos, here and on the device
+    quantize(model, images)  a float model made one on 8-bit integers
+    compare(deployed)      each layer on the device beside the reference
+    tune(model)            faster kernels for a model, timed on the device
+
+A `Deployment` has run, session, bench, profile, status and rollback. Errors are subclasses of
+`EdgepackError`: `message` says what is wrong, and `hint` what to do.
+
+The steps of a deploy, one by one, for programs that do something between them:
+
+    project = load_project("edgepack.toml")
     job = make_job(project)
-    bundle = package_job(job, Path("dist"))
+    bundle = package_job(job, "dist")
     device = open_device("pi@192.168.1.20", job.board)
     report = deploy_bundle(bundle, device, "edgepack/flowers")
 
-Names are imported when they are first used, so that `import edgepack` stays quick.
+All names are in docs/reference/api.md. They are imported when they are first used, so that
+`import edgepack` stays quick.
 """
 
 from __future__ import annotations
@@ -28,6 +47,7 @@ importlib.import_module("edgepack.deploy")
 del globals()["deploy"]
 
 if TYPE_CHECKING:
+    from edgepack.api import PackedBundle, check, compare, evaluate, init, package, quantize, tune
     from edgepack.base.errors import EdgepackError
     from edgepack.base.paths import outside_allowed
     from edgepack.base.progress import Progress
@@ -37,7 +57,7 @@ if TYPE_CHECKING:
     from edgepack.compiler.frontend.inspect import ModelInfo, inspect_model
     from edgepack.compiler.frontend.load import load_model
     from edgepack.deploy.answers import Status, Switched
-    from edgepack.deploy.app_answers import Bench, Class, Profile
+    from edgepack.deploy.app_answers import AppAnswer, Bench, Class, Profile
     from edgepack.deploy.deploy import Report, deploy_bundle, preview
     from edgepack.deploy.options import DeployOptions
     from edgepack.deploy.remote_app import RunRequest, run_on_device
@@ -47,12 +67,14 @@ if TYPE_CHECKING:
     from edgepack.flow.deployment import Deployment, Outputs, connect, deploy
     from edgepack.flow.job import Job, compile_job, make_job, package_job
     from edgepack.flow.project import Project, load_project
+    from edgepack.flow.session import Session
     from edgepack.model import ModelSpec
     from edgepack.native.app import RuntimeBuild, build_runtime
     from edgepack.native.toolchain import Toolchain, select
     from edgepack.preprocess.spec import PreprocessSpec
 
 _HOME = {
+    "api": ("PackedBundle", "check", "compare", "evaluate", "init", "package", "quantize", "tune"),
     "base.errors": ("EdgepackError",),
     "base.paths": ("outside_allowed",),
     "base.progress": ("Progress",),
@@ -60,7 +82,7 @@ _HOME = {
     "bundle.bundle": ("Bundle", "open_bundle", "write_tarball"),
     "compiler": ("CompiledModel", "compile_model"),
     "deploy.answers": ("Status", "Switched"),
-    "deploy.app_answers": ("Bench", "Class", "Profile"),
+    "deploy.app_answers": ("AppAnswer", "Bench", "Class", "Profile"),
     "deploy.deploy": ("Report", "deploy_bundle", "preview"),
     "deploy.options": ("DeployOptions",),
     "deploy.remote_app": ("RunRequest", "run_on_device"),
@@ -70,6 +92,7 @@ _HOME = {
     "flow.deployment": ("Deployment", "Outputs", "connect", "deploy"),
     "flow.job": ("Job", "compile_job", "make_job", "package_job"),
     "flow.project": ("Project", "load_project"),
+    "flow.session": ("Session",),
     "compiler.frontend.inspect": ("ModelInfo", "inspect_model"),
     "compiler.frontend.load": ("load_model",),
     "model": ("ModelSpec",),
@@ -80,15 +103,25 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [  # noqa: RUF022 - in the order of use
+    "init",
+    "check",
     "deploy",
     "connect",
     "Deployment",
     "Outputs",
+    "Session",
+    "AppAnswer",
     "Class",
     "Bench",
     "Profile",
     "Status",
     "Switched",
+    "package",
+    "PackedBundle",
+    "evaluate",
+    "quantize",
+    "compare",
+    "tune",
     "Progress",
     "load_project",
     "outside_allowed",
@@ -130,6 +163,10 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "roll_out",
     "EdgepackError",
 ]
+NAMES = tuple(__all__)
+"""What is public, in the order of use."""
+# For type checkers only: help(edgepack) would have the whole text of each, a thousand lines.
+del __all__
 
 
 def __getattr__(name: str) -> Any:
@@ -139,4 +176,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(NAMES)

@@ -164,7 +164,7 @@ def version_tuple(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
-def load_boards(extra: Sequence[Path] = ()) -> dict[str, Board]:
+def load_boards(extra: Sequence[str | Path] = ()) -> dict[str, Board]:
     """All boards: those of edgepack, then those of each file of `extra` over them.
 
     A user's table may hold only the keys it changes: of a board that is there
@@ -180,7 +180,7 @@ def load_boards(extra: Sequence[Path] = ()) -> dict[str, Board]:
     boards = {
         name: _read_board(name, table, triples, file=builtin) for name, table in tables.items()
     }
-    for file in extra:
+    for file in map(Path, extra):
         root = Table(read_toml(file), file=file)
         own: dict[str, Any] = root.take("boards", dict)
         root.finish()
@@ -204,7 +204,7 @@ def load_boards(extra: Sequence[Path] = ()) -> dict[str, Board]:
     return boards
 
 
-def get_board(name: str, extra: Sequence[Path] = ()) -> Board:
+def get_board(name: str, extra: Sequence[str | Path] = ()) -> Board:
     """The board called `name`; raises ConfigError with the nearest name if there is none."""
     boards = load_boards(extra)
     if name not in boards:

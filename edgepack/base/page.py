@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from edgepack.base.text import printable
 
@@ -21,6 +22,8 @@ _BINS = 20
 _WIDTH, _HEIGHT, _AXIS = 640, 160, 32
 # What has more characters may be broken within a table.
 _WORD = 14
+# Of a result in a notebook.
+_SHOWN_ROWS = 50
 _MIME = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 
 
@@ -181,6 +184,33 @@ def section(title: str, *parts: object) -> Html:
         part if isinstance(part, Html) else f"<p>{text(part)}</p>\n" for part in parts if part
     )
     return Html(f"<section>\n<h2>{text(title)}</h2>\n{body}</section>\n")
+
+
+class Tabular:
+    """A result of a function: `pandas.DataFrame(result.rows())`, and a notebook shows it."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Its lines, each with the names of its columns."""
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        plain = (str, int, float, Path)
+        said = {
+            name.replace("_", " "): f"{value:.4g}" if isinstance(value, float) else value
+            for name, value in vars(self).items()
+            if isinstance(value, plain) and not name.startswith("_")
+        }
+        rows = self.rows()
+        shown = rows[:_SHOWN_ROWS]
+        header = list(rows[0]) if rows else []
+        listed = table((tuple(map(_cell, row.values())) for row in shown), header)
+        more = len(rows) - len(shown)
+        left = facts({"and": f"{more} more: rows() has all" if more else None})
+        return embedded(facts(said), listed if rows else Html(), left)
+
+
+def _cell(value: object) -> object:
+    return f"{value:.4g}" if isinstance(value, float) else value
 
 
 def embedded(*parts: Html) -> Html:

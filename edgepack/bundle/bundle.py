@@ -354,13 +354,14 @@ def _device_code(compiled: Compiled) -> dict[str, Path]:
     return {} if file is None else {f"model/{file.name}": file}
 
 
-def open_bundle(path: Path) -> Bundle:
+def open_bundle(path: str | Path) -> Bundle:
     """The bundle in a folder or a .tar.gz, with every file of it verified.
 
     A tarball is unpacked into the cache. Raises `NotABundleError`, `ManifestError`,
     `DamagedBundleError` (files missing, too many, or of another size, hash or mode),
     `ArchiveError` or `UnsafeArchiveError`.
     """
+    path = Path(path)
     if path.is_dir():
         return _open_folder(path)
     if not path.is_file():
@@ -376,12 +377,13 @@ def open_bundle(path: Path) -> Bundle:
     return _open_folder(next(unpacked.iterdir()))
 
 
-def write_tarball(bundle: Bundle, out: Path, *, mtime: int = 0) -> str:
+def write_tarball(bundle: Bundle, out: str | Path, *, mtime: int = 0) -> str:
     """Write `bundle` to `out` (.tar.gz); the SHA-256 of the tarball.
 
     Equal bundles give equal bytes, whatever the folder, its owner, the umask and the
     zlib. `mtime` (SOURCE_DATE_EPOCH, seconds) is the time of every file in it.
     """
+    out = Path(out)
     _verify(bundle.path, bundle.manifest, shown_as=bundle.path)
     members = [(MANIFEST_NAME, bundle.path / MANIFEST_NAME, 0o644)]
     if bundle.signature:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,11 +21,7 @@ from edgepack.cli.options import (
 
 if TYPE_CHECKING:
     from edgepack.flow.job import Job
-    from edgepack.tuning.rounds import Timer
     from edgepack.tuning.session import Tuned
-
-# What `--emulated` tunes for.
-_EMULATED = " emulated"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -60,14 +54,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Try, write down what was found, and print what it is worth."""
-    from edgepack.compiler import cpu_key
-    from edgepack.compiler.choices import maker
-    from edgepack.compiler.variants import survey_apart
-    from edgepack.flow.growth import GROWTH
-    from edgepack.flow.job import make_job, model_limits, precision_of
-    from edgepack.flow.records import ESTIMATED, RecordFile, read_records
-    from edgepack.tuning.estimated import on_one_core
-    from edgepack.tuning.session import Budget, Network, tune
+    from edgepack.flow.job import make_job
+    from edgepack.tuning.run import is_estimated, tune_job
 
     given = args.records
     own, read = _files(args)
@@ -77,38 +65,18 @@ def run(args: argparse.Namespace, console: Console) -> int:
         return _fit(args, make_job(project), console)
     check_writable(own.parent, "--records")
     job = make_job(project)
-    virtual = project.need_device() == "virtual" and not job.board.is_local
-    estimated = virtual and not args.emulated
-    records = RecordFile(own)
-    others = read_records(path for path in args.records if path != own)
-    records.read()
+    estimated = is_estimated(job, emulated=args.emulated)
     try:
-        with (
-            records.session() as session,
-            _timer(args, job, session, console, estimated=estimated) as timer,
-        ):
-            tunables = survey_apart(
-                job.spec,
-                job.board,
-                limits=model_limits(job),
-                growth=GROWTH[project.optimize],
-                precision=precision_of(job),
-                progress=console,
-            )
-            network = Network(
-                cpu=cpu_key(job.board) + (ESTIMATED if estimated else _EMULATED if virtual else ""),
-                compiler=maker(),
-                model=job.model.sha256,
-                tunables=on_one_core(tunables) if estimated else tunables,
-            )
-            found = tune(
-                network,
-                timer,
-                records,
-                others=others,
-                budget=Budget(minutes=args.minutes, trials=args.trials),
-                progress=console,
-            )
+        found = tune_job(
+            job,
+            own,
+            read=args.records,
+            minutes=args.minutes,
+            trials=args.trials,
+            emulated=args.emulated,
+            ssh=ssh_options(args),
+            progress=console,
+        )
     except KeyboardInterrupt:
         console.note(f"the measurements are in {own}: the same command continues from there")
         raise
@@ -117,33 +85,6 @@ def run(args: argparse.Namespace, console: Console) -> int:
         lines += ["", f"to use it: edgepack compile|package|deploy ... --records {own}"]
     console.data({"records": str(own), **found.to_dict()}, "\n".join(lines))
     return 0
-
-
-@contextmanager
-def _timer(
-    args: argparse.Namespace, job: Job, session: str, console: Console, *, estimated: bool
-) -> Iterator[Timer]:
-    """What times variants: the device, or estimated cycles where it is a virtual board."""
-    from edgepack.device import open_device
-    from edgepack.device.limit import limited
-    from edgepack.tuning.estimated import CycleTimer
-    from edgepack.tuning.rounds import DeviceTimer
-
-    if estimated:
-        yield CycleTimer(job, progress=console)
-        return
-    project = job.project
-    spec, options = project.need_device(), ssh_options(args)
-    with closing(open_device(spec, job.board, options=options, progress=console)) as device:
-        # Who tunes a model of this name on the device at the same time is in another folder.
-        folder = f"{project.root or 'edgepack'}/.tuning-{project.name}-{session}"
-        # Compiling counts as well, and what is confirmed when the minutes are over.
-        seconds = 2 * 60 * args.minutes + MEASURING_S
-        with (
-            limited(device, seconds, "tuning"),
-            DeviceTimer(job, device, folder, progress=console) as timer,
-        ):
-            yield timer
 
 
 def _fit(args: argparse.Namespace, job: Job, console: Console) -> int:

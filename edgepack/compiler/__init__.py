@@ -72,7 +72,7 @@ def compile_model(
     model: CheckedModel | ModelSpec,
     board: Board,
     toolchain: Toolchain,
-    out: Path,
+    out: str | Path,
     *,
     rules: Sequence[Rule] | None = None,
     growth: float = UNLIMITED,
@@ -101,6 +101,7 @@ def compile_model(
     """
     from edgepack.compiler.errors import named_failures
 
+    out = Path(out)
     with named_failures(model.path):
         if gpu is not None:
             return _compile_for_gpu(model, board, toolchain, out, precision, gpu, progress)

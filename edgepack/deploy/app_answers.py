@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from edgepack.base import page
@@ -79,7 +79,7 @@ class Deviation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
+class Bench(page.Tabular):
     """Statistics of repeated runs, in milliseconds, and the time of each run in their order.
 
     `emulated`: they are those of an emulator, and tell nothing of a board.
@@ -106,6 +106,10 @@ class Bench:
             **{name: answer.take(name, float) for name in times},  # type: ignore[arg-type]
             times_ms=answer.take_list("times_ms", float, ()),
         )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The runs, in their order."""
+        return [{"run": number, "ms": time} for number, time in enumerate(self.times_ms)]
 
     def _repr_html_(self) -> str:
         mark = emulated_mark(self.emulated)
@@ -149,7 +153,7 @@ class LayerTime:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile:
+class Profile(page.Tabular):
     """The layers in the order they ran; `overhead_ms` is what measuring them added to a run.
 
     `emulated`: times are those of an emulator, and tell nothing of a board.
@@ -167,6 +171,10 @@ class Profile:
             overhead_ms=answer.take("overhead_ms", float),
             layers=answer.parts("layers", LayerTime.read),
         )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The layers, in the order they ran."""
+        return [asdict(layer) for layer in self.layers]
 
     def _repr_html_(self) -> str:
         slowest = sorted(self.layers, key=lambda layer: -layer.ms)

@@ -17,6 +17,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from edgepack.base import page
@@ -277,7 +278,7 @@ class _Deploy:
         self._layout = Layout.of(root)
         self._options = options
         self._progress = progress
-        self._signers = read_text(options.signers).encode() if options.signers else b""
+        self._signers = read_text(Path(options.signers)).encode() if options.signers else b""
         self._whole: Limit
         self._credit_bytes = 2 * _size_of(bundle)
         self._session = secrets.token_hex(8)

@@ -31,7 +31,7 @@ class DeployOptions:
     limit_bytes_s: float | None = None
     allow_downgrade: bool = False
     new_version: bool = False
-    signers: Path | None = None
+    signers: str | Path | None = None
     machine_id: str = ""
 
 

@@ -80,6 +80,14 @@ class RunRequest:
     options: tuple[str, ...] = ()
     timeout_s: float | None = None
 
+    def __post_init__(self) -> None:
+        # Whoever comes from Python may give a str.
+        for name in ("image", "expected"):
+            if (file := getattr(self, name)) is not None:
+                object.__setattr__(self, name, Path(file))
+        for name in ("inputs", "outputs"):
+            object.__setattr__(self, name, tuple(map(Path, getattr(self, name))))
+
 
 def run_on_device(device: Device, root: str, request: RunRequest) -> dict[str, Any]:
     """As `ask_app`; the app's JSON object."""

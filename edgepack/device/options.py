@@ -96,3 +96,9 @@ class SshOptions:
     accept_new_host_key: bool = False
     connect_timeout_s: int = 10
     command_timeout_s: float | None = COMMAND_TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        for name in ("config_file", "identity", "known_hosts"):
+            # Whoever comes from Python may give a str.
+            if (file := getattr(self, name)) is not None:
+                object.__setattr__(self, name, Path(file))

@@ -64,12 +64,13 @@ class Fleet:
         return (folder or self.file.parent / ".edgepack") / self.name / f"{model}.jsonl"
 
 
-def load_fleet(path: Path) -> Fleet:
+def load_fleet(path: str | Path) -> Fleet:
     """The fleet in `path`: a .toml file is fleet.toml, any other an Ansible inventory.
 
     A folder stands for the one such file in it. Raises ConfigError naming what is wrong, and
     where.
     """
+    path = Path(path)
     if path.is_dir():
         path = _only_file(path)
     if path.suffix == ".toml":

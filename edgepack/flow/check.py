@@ -6,10 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from edgepack.base.errors import ConfigError
+from edgepack.base.page import Tabular
 from edgepack.compiler.frontend.load import load_model
 from edgepack.flow.job import (
     bound_postprocess,
@@ -76,7 +78,7 @@ class OutputRange:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checked:
+class Checked(Tabular):
     """A project that would be compiled, and what its model sees. `preprocess` is for its input.
 
     `mending` is a change of it with which the first photo is seen as expected, if it is not.
@@ -90,6 +92,26 @@ class Checked:
     expected: int | None
     mending: Mending | None = None
     hint: str = ""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The classes, things and outputs that are seen in each photo, best first."""
+        found: list[dict[str, Any]] = []
+        for one in self.seen:
+            image = {"image": str(one.image) if one.image else None}
+            results = one.results
+            found += [
+                image | {"index": item.index, "label": item.label, "score": item.score}
+                for item in (one.top if results is None else results.top or ())
+            ]
+            found += [
+                image
+                | {"index": item.index, "label": item.label, "score": item.score}
+                | {"box": tuple(item.box)}
+                for item in (results.boxes or () if results else ())
+            ]
+            found += [image | dataclasses.asdict(item) for item in one.ranges]
+        keys = dict.fromkeys(key for row in found for key in row)
+        return [{key: row.get(key) for key in keys} for row in found]
 
     def check_expected(self) -> None:
         """Raise `ExpectedClassError` if the first photo is not seen as the expected class."""

@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 
 from edgepack.base.errors import MismatchError, ModelError
+from edgepack.base.page import Tabular
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.tables import read_json
 from edgepack.bundle.manifest import (
@@ -71,7 +72,7 @@ class LayerError:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class Compared(Tabular):
     """All layers that were compared, in the order of the plan.
 
     `calls` is how many the plan has, `board` and `cpu` what it was compiled for. `same_plan` tells
@@ -89,6 +90,10 @@ class Compared:
     def first(self) -> LayerError | None:
         """The first layer that is off by more than the tolerance."""
         return next((layer for layer in self.layers if not layer.ok), None)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The layers, in the order of the plan."""
+        return [_as_json(layer) for layer in self.layers]
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; what is not finite is null."""

@@ -7,7 +7,6 @@ with edgepack.deploy("m.onnx", board="rasp3b", device="pi@192.168.1.20") as depl
 from __future__ import annotations
 
 import contextlib
-import difflib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgepack.base import page
+from edgepack.base.arguments import speaks_of_arguments
 from edgepack.base.errors import ConnectError, ModelError, UsageError
 from edgepack.base.paths import cache_dir, default_root
 from edgepack.base.progress import NO_PROGRESS, Progress, reporting_to
@@ -38,18 +38,16 @@ from edgepack.device import Device, SshOptions, open_device
 from edgepack.device.facts import gather
 from edgepack.device.options import COMMAND_TIMEOUT_S
 from edgepack.device.patience import Patience
+from edgepack.flow.arguments import Preprocess, project_from
 from edgepack.flow.job import board_of, make_job, package_job
 from edgepack.flow.photos import is_image, is_photo, save_png
-from edgepack.flow.project import Project, load_project
+from edgepack.flow.project import Project
 from edgepack.flow.session import Session
-from edgepack.preprocess.spec import PreprocessSpec
 
 if TYPE_CHECKING:
     from PIL import Image
 
 Array = npt.NDArray[Any]
-_FILES = ("model", "labels", "golden_image")
-_FILE_LISTS = ("boards", "golden_input")
 
 
 class Outputs(Sequence[Array]):
@@ -125,7 +123,7 @@ class Deployment:
         self.device.close()
 
     @overload
-    def run(  # type: ignore[overload-overlap] # numpy takes lists of texts for arrays
+    def run(
         self,
         data: list[str] | list[Path] | list[str | Path] | list[Image.Image],
         *,
@@ -172,11 +170,15 @@ class Deployment:
         Raises ModelError if an array does not fit its input, UsageError if there is no such photo,
         and what `run_on_device` raises.
         """
-        if isinstance(data, list | tuple) and data and all(is_photo(one, color) for one in data):
-            said = {"top": top, "threads": threads, "affinity": affinity, "timeout_s": timeout_s}
-            return [self.run(one, color=color, **said) for one in data]  # type: ignore[arg-type]
-        model = self._source_model()
         options = _words(top=top, threads=threads, affinity=affinity)
+        if isinstance(data, list | tuple) and data and all(is_photo(one, color) for one in data):
+            return [self._run(one, color, options, timeout_s) for one in data]
+        return self._run(data, color, options, timeout_s)
+
+    def _run(
+        self, data: object, color: str | None, options: tuple[str, ...], timeout_s: float | None
+    ) -> Outputs:
+        model = self._source_model()
         with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
             folder = Path(name)
             outputs = tuple(folder / f"output{i}.npy" for i in range(len(model.outputs)))
@@ -283,13 +285,14 @@ class Deployment:
         return self._model
 
 
+@speaks_of_arguments
 def deploy(
     model: str | Path | None = None,
     *,
     board: str | None = None,
     device: str | None = None,
     project: str | Path | None = None,
-    preprocess: str | Mapping[str, Any] | PreprocessSpec | None = None,
+    preprocess: Preprocess | None = None,
     ssh: SshOptions | None = None,
     options: DeployOptions = DEFAULT_OPTIONS,
     sign: str | Path | None = None,
@@ -300,30 +303,18 @@ def deploy(
 
     `device` is as `open_device` takes it: "pi@192.168.1.20", an alias of the OpenSSH
     configuration, "adb:SERIAL", "virtual" or "local". `project` is an edgepack.toml, whose values
-    all others here override. `preprocess` is a preset's name ("torchvision-imagenet"), a table as
-    in edgepack.toml, or a spec; without it the model is tested on random inputs and takes arrays
-    only. `settings` are further fields of `Project`: `name`, `labels`, `golden_image`,
-    `expected_class` (a number, or a label), `shapes`, `root` and so on. `sign` is a private key.
-    `progress` hears of each step: a function of one text, such as `print`, or a `Progress`.
+    all others here override. `preprocess` is a preset's name ("torchvision-imagenet"), which is
+    fitted to the model's input as `edgepack init` does, a table as in edgepack.toml, or a spec;
+    without it the model is tested on random inputs and takes arrays only. `settings` are further
+    fields of `Project`: `name`, `labels`, `golden_image`, `expected_class` (a number, or a label),
+    `shapes`, `root` and so on. `sign` is a private key. `progress` hears of each step: a function
+    of one text, such as `print`, or a `Progress`.
 
     Raises what `load_project`, `make_job`, `package_job`, `open_device` and `deploy_bundle` raise.
     """
     told = reporting_to(progress)
-    fields = Project.__dataclass_fields__.keys() - {"origins"}
-    for name in settings.keys() - fields:
-        near = difflib.get_close_matches(name, fields, n=1)
-        meant = f"; perhaps you meant {near[0]!r}" if near else ""
-        raise TypeError(f"deploy() has no argument {name!r}{meant}")
-    flags = {
-        **settings,
-        "model": model,
-        "board": board,
-        "device": device,
-        "preprocess": _spec(preprocess),
-    }
-    flags |= {key: Path(flags[key]) for key in _FILES if flags.get(key) is not None}
-    flags |= {key: tuple(map(Path, settings[key])) for key in _FILE_LISTS if key in settings}
-    known = load_project(Path(project) if project is not None else None, flags)
+    settings |= {"board": board, "device": device}
+    known = project_from("deploy", model, project=project, preprocess=preprocess, settings=settings)
     spec = known.need_device()
 
     def reach(profile: Board) -> Device:
@@ -343,6 +334,7 @@ def deploy(
     return Deployment(connection, root, report)
 
 
+@speaks_of_arguments
 def connect(
     device: str,
     *,
@@ -420,13 +412,6 @@ def reach_device(
             return open_device(spec, board, options=ssh, progress=progress)
         except ConnectError as error:
             patience.after(error, moved=False)
-
-
-def _spec(given: str | Mapping[str, Any] | PreprocessSpec | None) -> PreprocessSpec | None:
-    if given is None or isinstance(given, PreprocessSpec):
-        return given
-    table = {"preset": given} if isinstance(given, str) else given
-    return PreprocessSpec.from_table(table, file="preprocess", path="")
 
 
 def _words(**options: object) -> tuple[str, ...]:

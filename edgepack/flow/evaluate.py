@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from edgepack.base.errors import ConfigError, UsageError
+from edgepack.base.page import Tabular
 from edgepack.base.paths import cache_dir, locked
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.tables import read_text
@@ -62,7 +63,7 @@ class Judged:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class Evaluation(Tabular):
     """All photos, judged; `labels` are empty if the project has none, `device` is its name."""
 
     judged: tuple[Judged, ...]
@@ -95,6 +96,18 @@ class Evaluation:
             for (expected, seen), count in sorted(
                 counts.items(), key=lambda item: (-item[1], item[0])
             )
+        ]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The photos: what each side sees in them."""
+        return [
+            {
+                "photo": one.photo.name,
+                "expected": self.label(one.photo.expected),
+                "reference": self.label(one.reference[0]),
+                "device": self.label(one.device[0]) if one.device else None,
+            }
+            for one in self.judged
         ]
 
     def to_dict(self) -> dict[str, Any]:

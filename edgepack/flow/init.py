@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from edgepack.base.errors import ConfigError, EdgepackError, UsageError
+from edgepack.base.errors import ConfigError, EdgepackError, ModelError, UsageError
+from edgepack.base.page import Tabular
 from edgepack.base.tables import to_toml
 from edgepack.base.text import one_line
 from edgepack.flow.exporters import Known, said_of
@@ -52,7 +53,7 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draft:
+class Draft(Tabular):
     """A project file to be written: `text` into `path`, and labels into a file beside it.
 
     `open` are the questions that are left to the user.
@@ -63,6 +64,13 @@ class Draft:
     lines: tuple[Line, ...]
     open: tuple[str, ...]
     labels: tuple[Path, str] | None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The keys, and why each has its value."""
+        return [
+            {"key": line.key, "value": line.value, "why": line.why, "guess": line.guessed}
+            for line in self.lines
+        ]
 
     def write(self) -> None:
         """Write it; what is there was checked by `draft_project`."""
@@ -293,6 +301,28 @@ def _expected(text: str, labels: Sequence[str], image: Path | None, file: Path) 
             f"--expected: {text!r} is a label, but there are none", hint="--labels FILE"
         )
     return labels[class_of_label(text, labels, origin="--expected", file=file)]
+
+
+def preset_for(
+    model: LoadedModel, preset: str
+) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+    """The table of [preprocess] and the shapes that `init` writes for a preset of this name.
+
+    Raises ModelError if the model has no input for a photo.
+    """
+    _, fed = _states(model)
+    picture = _picture(fed)
+    if picture is None:
+        raise ModelError(
+            f"{model.path}: no input for a photo",
+            hint="its inputs are " + ", ".join(info.name for info in fed),
+        )
+    table, size = _preprocess(model, picture, None, preset)
+    shapes, _ = _shapes(model.inputs, picture, size)
+    return (
+        {line.key: line.value for line in table},
+        {line.key: tuple(line.value) for line in shapes},
+    )
 
 
 def _preprocess(

@@ -452,12 +452,13 @@ def _golden_words(project: Project) -> str:
     return "random inputs"
 
 
-def package_job(job: Job, out: Path, *, progress: Progress = NO_PROGRESS) -> Bundle:
+def package_job(job: Job, out: str | Path, *, progress: Progress = NO_PROGRESS) -> Bundle:
     """Make the bundle in the folder `out`, and let it through the gate.
 
     The app and the device tool are built beside the compiling. Raises what compiling, building
     the runtime, the reference, `verify` and the gate raise.
     """
+    out = Path(out)
     chosen = job.toolchain.toolchain
     need_programs(job.board, chosen)
     progress.step(f"toolchain: {chosen.title}: {job.toolchain.reason}")

@@ -195,7 +195,7 @@ class Project:
         return self.device
 
 
-def load_project(path: Path | None, flags: Mapping[str, Any] | None = None) -> Project:
+def load_project(path: str | Path | None, flags: Mapping[str, Any] | None = None) -> Project:
     """The project in the file `path` (or no file), with `flags` over it.
 
     `flags` has names of `Project`'s fields; None is "not given". Shapes, constants and states
@@ -203,6 +203,7 @@ def load_project(path: Path | None, flags: Mapping[str, Any] | None = None) -> P
     in any key, or if a file that it names is not there, or outside of its folder and not within
     `outside_allowed`; `UsageError` if there is no model.
     """
+    path = None if path is None else Path(path)
     given = {key: value for key, value in (flags or {}).items() if value is not None}
     if unknown := given.keys() - _DEFAULTS.keys() - {"name", "model"}:
         raise ValueError(f"no such fields of a project: {sorted(unknown)}")

@@ -73,6 +73,10 @@ class ModelSpec:
     constants: Mapping[str, Constant] = field(default_factory=dict)
     states: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        # Whoever comes from Python may give a str.
+        object.__setattr__(self, "path", Path(self.path))
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:

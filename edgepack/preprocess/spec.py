@@ -298,14 +298,14 @@ class PreprocessSpec:
             return (batch, self.channels, height, width)
         return (batch, height, width, self.channels)
 
-    def load(self, path: Path) -> npt.NDArray[Any]:
+    def load(self, path: str | Path) -> npt.NDArray[Any]:
         """The tensor of the photo in `path`: `load_resized`, `tensor`."""
         return self.tensor(self.load_resized(path))
 
-    def load_resized(self, path: Path) -> npt.NDArray[Any]:
+    def load_resized(self, path: str | Path) -> npt.NDArray[Any]:
         """The photo in `path` as `resized` makes it."""
         pixels, size = decode_image(
-            path,
+            Path(path),
             accept=self.accepted,
             max_pixels=self.max_pixels or MOST_PIXELS,
             reduction=self.reduction,

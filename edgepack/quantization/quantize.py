@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 
+from edgepack.base.page import Tabular
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.quantization import mixed
 from edgepack.quantization.biases import corrected
@@ -49,7 +51,7 @@ class LayerNoise:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class Result(Tabular):
     """A quantised model. `calibrated` and `judged` count photos. `whole` is the model before some
     tensors went back to float, `in_float`, which cost the share `cost` more; `all_int8` is how good
     that was."""
@@ -65,6 +67,10 @@ class Result:
     cost: float
     layers: tuple[LayerNoise, ...]
     untouched: tuple[tuple[str, str], ...]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The tensors: how far each is above its error."""
+        return [asdict(one) for one in self.layers]
 
 
 def quantize(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgepack.base.intervals import median_interval
+from edgepack.base.page import Tabular
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.compiler.choices import Choices, Tunable, Way
 from edgepack.deploy.conditions import Conditions
@@ -68,7 +69,7 @@ class Budget:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuned:
+class Tuned(Tabular):
     """What a session found.
 
     `kernels` are the best trials of those kernels that are made otherwise from now on; there are
@@ -89,6 +90,19 @@ class Tuned:
     noise: float | None
     repeated: int
     conditions: tuple[Conditions, ...]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The kernels that are made otherwise from now on."""
+        return [
+            {
+                "kernel": kernel,
+                "choice": str(trial.choice),
+                "before_ms": trial.default_ms,
+                "ms": trial.ms,
+                "ratio": trial.ratio,
+            }
+            for kernel, trial in self.kernels.items()
+        ]
 
     @property
     def is_noisy(self) -> bool:

@@ -33,7 +33,7 @@ def test_every_error_class_has_an_exit_code_of_the_table() -> None:
 
 
 def test_the_package_lists_its_api() -> None:
-    assert dir(edgepack) == sorted(edgepack.__all__)
+    assert dir(edgepack) == sorted(edgepack.NAMES)
     assert all(getattr(edgepack, name) for name in dir(edgepack))
 
 

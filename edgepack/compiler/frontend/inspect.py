@@ -62,7 +62,7 @@ class ModelInfo:
 
 
 def inspect_model(
-    path: Path,
+    path: str | Path,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     constants: Mapping[str, Constant] | None = None,
     states: Mapping[str, str] | None = None,
@@ -75,6 +75,7 @@ def inspect_model(
     from edgepack.compiler.frontend.expand import expand
     from edgepack.compiler.frontend.operators import unsupported
 
+    path = Path(path)
     spec = ModelSpec(path=path, shapes=shapes or {}, constants=constants or {}, states=states or {})
     model = read_model(spec)
     proto = model.proto

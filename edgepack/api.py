@@ -1,0 +1,284 @@
+"""What the commands do, as functions: of the same names, with the same results as objects.
+
+`model` is an ONNX or TFLite file. `project` is a project file, whose values all other arguments
+override; one of both is given. `preprocess` is a preset's name, a table as in a project file, or a
+spec. `settings` are further fields of `Project`: `board`, `labels`, `golden_image`, `shapes` and so
+on. Files are `str` or `Path`. `progress` hears of each step: a function of one text, or a
+`Progress`. Errors are subclasses of `EdgepackError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgepack import formats
+from edgepack.base.arguments import speaks_of_arguments
+from edgepack.base.errors import UsageError
+from edgepack.base.progress import NO_PROGRESS, Progress, reporting_to
+from edgepack.bundle.bundle import Bundle
+from edgepack.bundle.signing import check_version, note_version, sign_folder
+from edgepack.flow.arguments import Preprocess, project_from
+from edgepack.flow.deployment import Deployment
+from edgepack.flow.job import board_of, make_job, package_job
+
+if TYPE_CHECKING:
+    from edgepack.device import SshOptions
+    from edgepack.flow.check import Checked
+    from edgepack.flow.compare import Compared
+    from edgepack.flow.evaluate import Evaluation
+    from edgepack.flow.evaluate_boxes import BoxEvaluation
+    from edgepack.flow.init import Draft
+    from edgepack.quantization.quantize import Result
+    from edgepack.tuning.session import Tuned
+
+Told = Progress | Callable[[str], object]
+File = str | Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedBundle:
+    """What `package` made: the bundle, the file that carries it, and what to do with that."""
+
+    bundle: Bundle
+    file: Path
+    sha256: str
+    use: str
+
+
+@speaks_of_arguments
+def init(
+    model: File,
+    *,
+    out: File = "edgepack.toml",
+    preset: str | None = None,
+    labels: File | None = None,
+    image: File | None = None,
+    expected: str | int | None = None,
+    board: str | None = None,
+    device: str | None = None,
+    overwrite: bool = False,
+) -> Draft:
+    """Write a project file for a model, from what its file says; `lines` of it say what is a guess.
+
+    `image` is the smoke test's photo, and `expected` the class that must be seen in it.
+    """
+    from edgepack.flow.init import draft_project
+    from edgepack.flow.project import load_project
+
+    draft = draft_project(
+        Path(model),
+        Path(out),
+        preset=preset,
+        labels=_path(labels),
+        image=_path(image),
+        expected=None if expected is None else str(expected),
+        board=board,
+        device=device,
+        overwrite=overwrite,
+    )
+    draft.write()
+    load_project(draft.path)
+    return draft
+
+
+@speaks_of_arguments
+def check(
+    model: File | None = None,
+    images: File | Sequence[File] = (),
+    *,
+    project: File | None = None,
+    preprocess: Preprocess | None = None,
+    top: int = 5,
+    **settings: Any,
+) -> Checked:
+    """What the reference, onnxruntime, sees in photos on this machine; without any, in the
+    project's own. Its `check_expected` raises if that is not what is expected."""
+    from edgepack.flow.check import check_project
+
+    known = project_from("check", model, project=project, preprocess=preprocess, settings=settings)
+    return check_project(known, _files(images), top=top)
+
+
+@speaks_of_arguments
+def evaluate(
+    model: File | None = None,
+    images: File | None = None,
+    *,
+    deployed: Deployment | None = None,
+    split: str | None = None,
+    project: File | None = None,
+    preprocess: Preprocess | None = None,
+    progress: Told = NO_PROGRESS,
+    **settings: Any,
+) -> Evaluation | BoxEvaluation:
+    """Accuracy on labelled photos: a folder for each class, a CSV file, or a detector's data set.
+
+    By the reference on this machine, and by `deployed`, if it is given.
+    """
+    from edgepack.flow.evaluate import evaluate as by_classes
+    from edgepack.flow.evaluate_boxes import evaluate_boxes
+    from edgepack.postprocess.boxes import Boxes
+
+    known = project_from(
+        "evaluate", model, project=project, preprocess=preprocess, settings=settings
+    )
+    folder = Path(_given("images", images))
+    device = deployed.device if deployed else None
+    root = deployed.root if deployed else ""
+    told = reporting_to(progress)
+    if isinstance(known.postprocess, Boxes):
+        return evaluate_boxes(known, folder, split=split, device=device, root=root, progress=told)
+    if split is not None:
+        raise UsageError("split: only for a detector", hint="whose boxes [postprocess] describes")
+    return by_classes(known, folder, device=device, root=root, progress=told)
+
+
+@speaks_of_arguments
+def quantize(
+    model: File | None = None,
+    images: File | None = None,
+    *,
+    out: File | None = None,
+    judge: File | None = None,
+    snr_db: float | None = None,
+    budget: float = 0.1,
+    project: File | None = None,
+    preprocess: Preprocess | None = None,
+    progress: Told = NO_PROGRESS,
+    **settings: Any,
+) -> Result:
+    """A float model made one on 8-bit integers in the file `out`, calibrated on a folder of photos.
+
+    It is validated on those in the folder `judge`, else on one in four, which is held out. `out` is
+    `<model>.int8.onnx` beside it by default. `snr_db` and `budget` (of the work, 0.1 is 10 %) are
+    those of the command.
+    """
+    from edgepack.flow.quantize import quantize_project
+
+    known = project_from(
+        "quantize", model, project=project, preprocess=preprocess, settings=settings
+    )
+    said = known.quantize
+    photos = images if images is not None else said.images if said else None
+    return quantize_project(
+        known,
+        Path(_given("images", photos)),
+        Path(out) if out is not None else known.model.with_suffix(".int8.onnx"),
+        judge=_path(judge) or (said.judge if said else None),
+        snr_db=snr_db if snr_db is not None else said.snr_db if said else None,
+        budget=budget,
+        progress=reporting_to(progress),
+    )
+
+
+@speaks_of_arguments
+def compare(
+    deployed: Deployment,
+    model: File | None = None,
+    *,
+    inputs: Sequence[npt.ArrayLike] = (),
+    project: File | None = None,
+    preprocess: Preprocess | None = None,
+    progress: Told = NO_PROGRESS,
+    **settings: Any,
+) -> Compared:
+    """Each layer of what is deployed beside the reference: `first` is the first that diverges.
+
+    The model, board and settings are those it was deployed with. `inputs` are arrays in the model's
+    order, by default the smoke test's.
+    """
+    from edgepack.flow.compare import compare_layers
+
+    known = project_from(
+        "compare", model, project=project, preprocess=preprocess, settings=settings
+    )
+    return compare_layers(
+        make_job(known),
+        deployed.device,
+        deployed.root,
+        inputs=[np.asarray(one) for one in inputs],
+        progress=reporting_to(progress),
+    )
+
+
+@speaks_of_arguments
+def tune(
+    model: File | None = None,
+    *,
+    records: File = "tuning.jsonl",
+    minutes: int = 10,
+    trials: int | None = None,
+    emulated: bool = False,
+    ssh: SshOptions | None = None,
+    project: File | None = None,
+    progress: Told = NO_PROGRESS,
+    **settings: Any,
+) -> Tuned:
+    """Faster kernels for a model, timed on its `device` and written to the file `records`.
+
+    `deploy(..., records=[...])` uses them. A virtual board is tuned by estimated cycles, or with
+    `emulated`, to see how it works, by its emulator's times.
+    """
+    from edgepack.tuning.run import tune_job
+
+    known = project_from("tune", model, project=project, settings=settings)
+    return tune_job(
+        make_job(known),
+        Path(records),
+        minutes=minutes,
+        trials=trials,
+        emulated=emulated,
+        ssh=ssh,
+        progress=reporting_to(progress),
+    )
+
+
+@speaks_of_arguments
+def package(
+    model: File | None = None,
+    *,
+    out: File = "dist",
+    format: str = "tar",
+    sign: File | None = None,
+    options: formats.Options | None = None,
+    project: File | None = None,
+    preprocess: Preprocess | None = None,
+    progress: Told = NO_PROGRESS,
+    **settings: Any,
+) -> PackedBundle:
+    """A bundle in the folder `out`, and a file that carries it to the device: "tar", "deb", "oci",
+    "mender", "rauc" or "android-lib". `sign` is a private key."""
+    options = options or formats.Options()
+    formats.check(format, options)
+    known = project_from(
+        "package", model, project=project, preprocess=preprocess, settings=settings
+    )
+    formats.check_board(format, board_of(known))
+    job = make_job(known)
+    bundle = package_job(job, Path(out), progress=reporting_to(progress))
+    if sign is not None:
+        check_version(bundle, Path(sign))
+        sign_folder(bundle, Path(sign))
+        note_version(bundle, Path(sign))
+    made = formats.write_package(format, bundle, job.board, Path(out), options)
+    return PackedBundle(bundle=bundle, file=made.path, sha256=made.sha256, use=made.use)
+
+
+def _path(file: File | None) -> Path | None:
+    return None if file is None else Path(file)
+
+
+def _files(files: File | Iterable[File]) -> list[Path]:
+    return [Path(one) for one in ([files] if isinstance(files, str | Path) else files)]
+
+
+def _given(name: str, value: File | None) -> File:
+    if value is None:
+        raise UsageError(f"{name}: not given", hint="a folder of photos")
+    return value

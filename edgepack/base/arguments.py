@@ -1,0 +1,64 @@
+"""Errors of functions in the words of Python: what fails is an argument there, and no option."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from edgepack.base.errors import EdgepackError
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+# An option, and its value if that can be told from the next word of a sentence: a placeholder, a
+# number, an address.
+_OPTION = re.compile(
+    r"(?<![\w-])--(no-)?([a-z][a-z0-9-]*)"
+    r"(?:[ =]([A-Z][A-Z0-9_]*|\d[\d.,x]*|\w+@\w+|[a-z]+-[a-z]*\d+)(?![\w-]))?"
+)
+# Options that go by another name in Python, and those that are on or off.
+_NAMES = {
+    "image": "images",
+    "golden-input": "golden_input",
+    "release-version": "version",
+    "set": "constants",
+    "shape": "shapes",
+    "state": "states",
+    "snr": "snr_db",
+}
+_SWITCHES = {"static", "verify", "exact", "overwrite", "emulated", "again", "service"}
+
+
+def in_words_of_arguments(text: str) -> str:
+    """`text` with `board="rasp3b"`'s kind of words for options; what is in `...` is a command, and
+    stays."""
+    parts = re.sub(r"^command line\b", "model", text).split("`")
+    parts[::2] = [_OPTION.sub(_argument, part) for part in parts[::2]]
+    return "`".join(parts)
+
+
+def _argument(found: re.Match[str]) -> str:
+    no, option, value = found.groups()
+    name = _NAMES.get(option, option.replace("-", "_"))
+    if no or option in _SWITCHES:
+        return f"{name}={not no}" + (f" {value}" if value else "")
+    if value is None:
+        return name
+    return f"{name}={value}" if value[0].isupper() or value[0].isdigit() else f'{name}="{value}"'
+
+
+def speaks_of_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """`function`, whose errors name arguments where the command line's would name options."""
+
+    @functools.wraps(function)
+    def spoken(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return function(*args, **kwargs)
+        except EdgepackError as error:
+            error.message = in_words_of_arguments(error.message)
+            error.hint = in_words_of_arguments(error.hint) if error.hint else None
+            error.args = (error.message,)
+            raise
+
+    return spoken
