@@ -499,6 +499,7 @@ def _of_projects() -> dict[str, Any]:
             {
                 "path": _TEXT,
                 "labels": _or_null(_TEXT),
+                "lists": _TEXTS,
                 "keys": _list(_object(line)),
                 "open": _TEXTS,
                 "next": _TEXTS,

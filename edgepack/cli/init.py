@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from edgepack.base.errors import UsageError
@@ -29,6 +30,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--expected", metavar="CLASS", help="what must be seen in it: a label, or its number"
     )
     parser.add_argument(
+        "--photos",
+        type=Path,
+        metavar="DIR",
+        help="a folder of photos for each class: labels, a photo of each that is seen as it "
+        "should be, and a list for `edgepack evaluate`",
+    )
+    parser.add_argument(
         "--out", type=Path, metavar="FILE", help="default: edgepack.toml in the current folder"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a file that is there")
@@ -40,6 +48,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from edgepack.base.errors import ConfigError, perhaps
     from edgepack.boards import load_boards
     from edgepack.flow.init import draft_project
+    from edgepack.flow.photo_folders import EVALUATION, draft_with_photos
     from edgepack.flow.project import PROJECT_FILE, load_project
 
     if args.preset is not None and args.preset not in PRESETS:
@@ -49,29 +58,37 @@ def run(args: argparse.Namespace, console: Console) -> int:
     for option, file in (("--image", args.image), ("--labels", args.labels)):
         if file is not None and not file.is_file():
             raise UsageError(f"{option}: no such file: {file}")
-    draft = draft_project(
-        args.model,
-        args.out or Path(PROJECT_FILE),
-        preset=args.preset,
-        labels=args.labels,
-        image=args.image,
-        expected=args.expected,
-        board=args.board,
-        device=args.device,
-        overwrite=args.overwrite,
-    )
+    if args.photos is not None and (args.image is not None or args.expected is not None):
+        raise UsageError("--photos goes without --image and --expected: it finds both")
+    options = {
+        "preset": args.preset,
+        "labels": args.labels,
+        "board": args.board,
+        "device": args.device,
+        "overwrite": args.overwrite,
+    }
+    out = args.out or Path(PROJECT_FILE)
+    if args.photos is not None:
+        draft = draft_with_photos(args.model, out, args.photos, **options)
+    else:
+        draft = draft_project(args.model, out, image=args.image, expected=args.expected, **options)
     draft.write()
     load_project(draft.path)  # what was written is what the other commands read
     option = f" --project {draft.path}" if args.out else ""
-    image = "" if args.image else " --image PHOTO"
-    after = [f"edgepack check{option}{image}"]
+    has_photo = any(line.key == "golden_image" for line in draft.lines)
+    after = [f"edgepack check{option}{'' if has_photo else ' --image PHOTO'}"]
+    if draft.lists:
+        file = draft.path.parent / EVALUATION
+        after.append(f"edgepack evaluate{option} --images {shlex.quote(str(file))}")
     if args.board is not None:
         device = "" if args.device else " --device virtual"
         after.append(f"edgepack deploy{option}{device}")
+    beside = [file for file, _ in ((draft.labels,) if draft.labels else ()) + draft.lists]
     console.data(
         {
             "path": str(draft.path),
             "labels": str(draft.labels[0]) if draft.labels else None,
+            "lists": [str(file) for file, _ in draft.lists],
             "keys": [
                 {"key": line.key, "value": line.value, "why": line.why, "guess": line.guessed}
                 for line in draft.lines
@@ -83,7 +100,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             [
                 draft.text.rstrip(),
                 "",
-                f"written to {draft.path}" + (f", {draft.labels[0]}" if draft.labels else ""),
+                ", ".join(map(str, (f"written to {draft.path}", *beside))),
                 *(f"open: {question}" for question in draft.open),
                 *(f"next: {command}" for command in after),
             ]

@@ -54,9 +54,11 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Draft(Tabular):
-    """A project file to be written: `text` into `path`, and labels into a file beside it.
+    """A project file to be written: `text` into `path`, labels into a file beside it, and so are
+    `lists` of photos.
 
-    `open` are the questions that are left to the user.
+    `open` are the questions that are left to the user. `model` and `preprocess` are those of the
+    project, if all shapes are known; `tells_classes`: the first output is one score for each.
     """
 
     path: Path
@@ -64,6 +66,10 @@ class Draft(Tabular):
     lines: tuple[Line, ...]
     open: tuple[str, ...]
     labels: tuple[Path, str] | None
+    lists: tuple[tuple[Path, str], ...] = ()
+    model: LoadedModel | None = None
+    preprocess: PreprocessSpec | None = None
+    tells_classes: bool = False
 
     def rows(self) -> list[dict[str, Any]]:
         """The keys, and why each has its value."""
@@ -76,6 +82,8 @@ class Draft(Tabular):
         """Write it; what is there was checked by `draft_project`."""
         if self.labels is not None:
             _write(*self.labels)
+        for path, text in self.lists:
+            _write(path, text)
         _write(self.path, self.text)
 
 
@@ -90,8 +98,11 @@ def draft_project(
     board: str | None = None,
     device: str | None = None,
     overwrite: bool = False,
+    classes: Sequence[str] = (),
 ) -> Draft:
     """The project file `out` for a model. Nothing is written yet.
+
+    `classes` are labels in the order of the output, if nobody says others.
 
     Raises what `read_model` raises, `UsageError` if `out` is there already, and `ConfigError` for a
     preset that does not fit the model, labels that are not as many as its classes, or a file of
@@ -106,9 +117,9 @@ def draft_project(
     lines: list[Line] = [
         _name(model),
         Line("version", 1, "raise it with each release: devices refuse an older one than they had"),
-        Line("model", _relative(model, out)),
+        Line("model", relative_to(model, out)),
     ]
-    found, made = _labels(loaded, known, labels, out)
+    found, made = _labels(loaded, known, labels, out, classes)
     names: tuple[str, ...] = ()
     if made is not None:
         names = tuple(made[1].splitlines())
@@ -127,7 +138,7 @@ def draft_project(
                 f"--image: {model} has no input for a photo",
                 hint="its inputs are " + ", ".join(info.name for info in fed),
             )
-        lines.append(Line("golden_image", _relative(image, out)))
+        lines.append(Line("golden_image", relative_to(image, out)))
     if expected is not None:
         file = labels or (out.parent / str(found.value) if found else out)
         lines.append(Line("expected_class", _expected(expected, names, image, file)))
@@ -144,6 +155,7 @@ def draft_project(
         questions += [known.question] if known and known.question and not after else []
     elif preset is not None:
         raise UsageError(f"--preset: {model} has no input for a photo")
+    whole, spec = None, None
     shapes, unknown = _shapes(loaded.inputs, picture, size)
     questions += [f"what shape has '{line.key}'? (see [shapes])" for line in unknown]
     if not unknown and picture is not None:
@@ -164,6 +176,9 @@ def draft_project(
         lines=(*lines, *shapes, *states, *table, *after),
         open=tuple(questions),
         labels=made,
+        model=whole,
+        preprocess=spec,
+        tells_classes=not after and _classes(loaded) is not None,
     )
 
 
@@ -174,7 +189,7 @@ def _name(model: Path) -> Line:
     return Line("name", name, why)
 
 
-def _relative(file: Path, out: Path) -> str:
+def relative_to(file: Path, out: Path) -> str:
     """`file` as the project file `out` names it."""
     path = Path(os.path.relpath(file.absolute(), out.absolute().parent)).as_posix()
     try:
@@ -261,9 +276,9 @@ def _scores(model: LoadedModel) -> Line:
 
 
 def _labels(
-    model: LoadedModel, known: Known | None, given: Path | None, out: Path
+    model: LoadedModel, known: Known | None, given: Path | None, out: Path, named: Sequence[str]
 ) -> tuple[Line | None, tuple[Path, str] | None]:
-    """The key `labels`, and the file to be made for it."""
+    """The key `labels`, and the file to be made for it; `named` if nobody says others."""
     classes = _classes(model)
     if given is not None:
         count = len(read_labels(given))
@@ -272,22 +287,32 @@ def _labels(
                 f"{given}: {count} labels, but the model has {classes} classes",
                 hint="one line for each class, in the order of the output",
             )
-        return Line("labels", _relative(given, out)), None
+        return Line("labels", relative_to(given, out)), None
     if known is not None and known.labels and classes in (None, len(known.labels)):
-        file = out.parent / _MADE_LABELS
-        text = "\n".join(known.labels) + "\n"
-        if file.exists() and file.read_bytes() != text.encode():
-            file = out.parent / f"{default_name(model.path)}-{_MADE_LABELS}"
-        return Line("labels", file.name, f"from {known.source}"), (file, text)
+        return _made_labels(model, known.labels, f"from {known.source}", out)
     if classes is None:
         return None, None
     for name in LABEL_FILES:
         file = model.path.parent / name
         if file.is_file() and len(read_labels(file)) == classes:
             return Line(
-                "labels", _relative(file, out), f"{classes} lines, as many as classes"
+                "labels", relative_to(file, out), f"{classes} lines, as many as classes"
             ), None
+    if classes == len(named):
+        why = f"{_GUESS}: the folders of --photos, in alphabetical order"
+        return _made_labels(model, named, why, out)
     return None, None
+
+
+def _made_labels(
+    model: LoadedModel, labels: Sequence[str], why: str, out: Path
+) -> tuple[Line, tuple[Path, str]]:
+    """A file of labels beside the project file; another one is not replaced."""
+    file = out.parent / _MADE_LABELS
+    text = "\n".join(labels) + "\n"
+    if file.exists() and file.read_bytes() != text.encode():
+        file = out.parent / f"{default_name(model.path)}-{_MADE_LABELS}"
+    return Line("labels", file.name, why), (file, text)
 
 
 def _expected(text: str, labels: Sequence[str], image: Path | None, file: Path) -> int | str:
