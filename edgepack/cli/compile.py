@@ -12,7 +12,7 @@ from edgepack.base.paths import atomic_dir
 from edgepack.base.text import megabytes
 from edgepack.boards import Board
 from edgepack.cli.console import Console, table
-from edgepack.cli.options import add_job, check_writable, project_of
+from edgepack.cli.options import add_job, check_writable, of_memory, project_of
 from edgepack.cli.pages import add_html, check_html, compile_page, save
 from edgepack.compiler import CompiledModel
 from edgepack.compiler.precision import LEAST_WINOGRAD_DB
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     title = f"{job.project.name} for {job.board.name}"
     save(args, console, compile_page(compiled, title, job.board))
     tuned = tuned_for(job, compiled).choices
-    summary = f"{out}: for {job.board.name} ({job.board.cpu}), {memory(compiled)}"
+    summary = f"{out}: for {job.board.name} ({job.board.cpu}), {memory(compiled, job.board)}"
     if tuned:
         summary += f"; {len(tuned)} {'kernel' if len(tuned) == 1 else 'kernels'} as tuned"
     if compiled.floats:
@@ -142,13 +142,14 @@ def _winograd_limit(layer: str, most: int, why: str) -> str:
     return f"{layer} may have Winograd's tiles of {most}x{most} results: {why}"
 
 
-def memory(compiled: CompiledModel) -> str:
+def memory(compiled: CompiledModel, board: Board) -> str:
     """What a run needs: the weights and one arena for all tensors."""
     states = f" ({megabytes(compiled.states_bytes)} of it states)" if compiled.states_bytes else ""
     return (
         f"weights {megabytes(compiled.params_bytes)}, "
         f"activations {megabytes(compiled.arena_bytes)}{states}, "
         f"kernels {megabytes(compiled.library.stat().st_size)}"
+        f"{of_memory(board, compiled.params_bytes + compiled.arena_bytes)}"
     )
 
 

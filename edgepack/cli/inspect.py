@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgepack.base.text import megabytes
-from edgepack.boards import get_board
+from edgepack.boards import Board, get_board
 from edgepack.cli.console import Console
 from edgepack.cli.options import (
     add_set,
     board_files,
+    of_memory,
     parse_constants,
     parse_shapes,
     parse_states,
@@ -59,7 +60,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
         constants=parse_constants(args.set),
         states=parse_states(args.state),
     )
-    found = inspect_for(spec, get_board(args.board, board_files(args)))
+    board = get_board(args.board, board_files(args))
+    found = inspect_for(spec, board)
     data = {
         **asdict(found.info),
         "path": str(args.model),
@@ -67,11 +69,11 @@ def run(args: argparse.Namespace, console: Console) -> int:
         "because": found.obstacle,
         "estimate": asdict(found.estimate) if found.estimate else None,
     }
-    console.data(data, _text(found))
+    console.data(data, _text(found, board))
     return 0
 
 
-def _text(found: Inspection) -> str:
+def _text(found: Inspection, board: Board) -> str:
     info = found.info
     macs = (
         "unknown: dynamic shapes (see --shape)"
@@ -100,6 +102,7 @@ def _text(found: Inspection) -> str:
         lines.append(
             f"memory      tensors {megabytes(estimate.arena_bytes)}, "
             f"weights {megabytes(estimate.params_bytes)}"
+            + of_memory(board, estimate.arena_bytes + estimate.params_bytes)
         )
         lines.append(f"bundle      about {megabytes(estimate.bundle_bytes)}, not compressed")
         for block in estimate.blocks:

@@ -21,6 +21,7 @@ from edgepack.base.progress import Progress
 from edgepack.boards import TOOLCHAINS, get_board
 
 if TYPE_CHECKING:
+    from edgepack.boards import Board
     from edgepack.device import Device, SshOptions
     from edgepack.flow.project import Project
     from edgepack.model.constants import Constant
@@ -318,6 +319,13 @@ def add_ssh(parser: argparse.ArgumentParser, *, timeout_s: float | None = COMMAN
         help="seconds that one command there may take "
         f"(default: {'no limit' if timeout_s is None else f'{timeout_s:.0f}'})",
     )
+
+
+def of_memory(board: Board, size_bytes: int) -> str:
+    """How much of a board's memory that is; empty for this machine, which has what it has."""
+    if board.is_local:
+        return ""
+    return f"; {size_bytes / (board.memory_mb << 20):.1%} of {board.name}'s {board.memory_mb} MB"
 
 
 def positive(text: str) -> int:

@@ -10,7 +10,14 @@ from edgepack import formats
 from edgepack.base.errors import UsageError
 from edgepack.base.text import megabytes
 from edgepack.cli.console import Console
-from edgepack.cli.options import add_job, add_release_version, add_sign, check_writable, project_of
+from edgepack.cli.options import (
+    add_job,
+    add_release_version,
+    add_sign,
+    check_writable,
+    of_memory,
+    project_of,
+)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +87,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
         f"{package.format:<8} {package.path} "
         f"({megabytes(package.size_bytes)}, sha256 {package.sha256})\n"
         f"memory   weights {megabytes(model.params_bytes)}, "
-        f"activations {megabytes(model.arena_bytes)}\n"
+        f"activations {megabytes(model.arena_bytes)}"
+        f"{of_memory(job.board, model.params_bytes + model.arena_bytes)}\n"
         f"next     {package.use}",
     )
     return 0

@@ -252,15 +252,14 @@ def _share(value: float | None) -> str:
 
 def quantize_page(found: Result, title: str) -> Html:
     """How good a quantised model is, what stays float, and each tensor's noise."""
+    from edgepack.cli.quantize import agreement_text
+
     said = {
         "calibrated on": counted(found.calibrated, "photo"),
         "validated on": counted(found.judged, "held-out photo"),
     }
     for name, one in (("integers", found.all_int8), ("mixed", found.agreement)):
-        said[name] = (
-            f"top-1 {one.top1:.1%} as float32, {one.top5:.1%} among the first five, "
-            f"{one.snr_db:.1f} dB above the error"
-        )
+        said[name] = agreement_text(one)
     left = [(one.tensor, f"{one.noise:.1%}", f"{one.cost:.1%}") for one in found.in_float]
     layers = [(one.tensor, one.operator, f"{one.snr_db:.1f}") for one in found.layers]
     return page.page(

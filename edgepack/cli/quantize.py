@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from edgepack.quantization.quantize import Agreement, Result
 
 _SHOWN = 10
+_NAMED = 3
+_NAME = 24
+"""Layers that are named of one operator, and the characters of a name."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -119,22 +124,58 @@ def _lines(found: Result, out: Path) -> list[str]:
     ]
     if found.in_float:
         lines.append(_said("mixed", found.agreement) + f", for {found.cost:.1%} more work")
-        rows = [(one.tensor, f"{one.noise:.1%}", f"{one.cost:.1%}") for one in found.in_float]
+        rows = [
+            (short_name(one.tensor), f"{one.noise:.1%}", f"{one.cost:.1%}")
+            for one in found.in_float
+        ]
         lines += ["", table(rows, ("LEFT IN FLOAT", "OF ALL NOISE", "COSTS"))]
     if found.untouched:
-        names = ", ".join(f"{layer} ({operator})" for layer, operator in found.untouched[:_SHOWN])
-        more = f" and {len(found.untouched) - _SHOWN} more" * (len(found.untouched) > _SHOWN)
-        lines += ["", f"float: {names}{more}"]
+        lines += ["", table(_in_float(found.untouched), ("STAYS FLOAT", "LAYERS", "WHICH"))]
     worst = sorted(found.layers, key=lambda one: one.snr_db)[:_SHOWN]
-    rows = [(one.tensor, one.operator, f"{one.snr_db:.1f}") for one in worst]
+    rows = [(short_name(one.tensor), one.operator, f"{one.snr_db:.1f}") for one in worst]
     lines += ["", table(rows, ("WORST TENSORS", "OPERATOR", "SNR DB"))]
     if found.calibrated < FEW or found.judged < FEW:
         lines += ["", f"few photos: below {FEW}, ranges and shares are rough"]
     return lines
 
 
+def _in_float(untouched: Sequence[tuple[str, str]]) -> list[tuple[str, int, str]]:
+    """Operators that stay float, the most frequent first, with their layers' own names."""
+    layers: dict[str, list[str]] = {}
+    for layer, operator in untouched:
+        layers.setdefault(operator, []).append(short_name(layer))
+    rows = sorted(layers.items(), key=lambda item: (-len(item[1]), item[0]))
+    return [
+        (operator, len(names), ", ".join(names[:_NAMED]) + ", ..." * (len(names) > _NAMED))
+        for operator, names in rows
+    ]
+
+
+def short_name(layer: str) -> str:
+    """The end of a name of exporters', which tells layers apart: at most 24 characters of whole
+    parts."""
+    if len(layer) <= _NAME:
+        return layer
+    parts = re.split(r"(?<=[/.:])", layer)
+    name = parts.pop()
+    while parts and len(parts[-1]) + len(name) < _NAME - 3:
+        name = parts.pop() + name
+    return f"...{name[-(_NAME - 3) :]}"
+
+
 def _said(name: str, found: Agreement) -> str:
-    return (
-        f"{name:<10} top-1 {found.top1:.1%} the same, {found.top5:.1%} among the first five, "
-        f"{found.snr_db:.1f} dB above the error"
-    )
+    return f"{name:<10} {agreement_text(found)}"
+
+
+def agreement_text(found: Agreement) -> str:
+    """How far a quantised model agrees with float32, by the task."""
+    parts = []
+    if found.top1 is not None:
+        parts.append(f"top-1 {found.top1:.1%} the same")
+    if found.top5 is not None:
+        parts.append(f"{found.top5:.1%} among the first five")
+    if found.miou is not None:
+        parts.append(f"mIoU {found.miou:.3f} with float32's areas")
+    if found.map is not None:
+        parts.append(f"mAP 50-95 {found.map:.3f} of float32's boxes")
+    return ", ".join([*parts, f"{found.snr_db:.1f} dB above the error"])

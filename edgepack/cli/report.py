@@ -23,6 +23,12 @@ def answer_lines(answer: AppAnswer) -> list[str]:
     """What edgepack-run said of one image or input; the classes first, best first."""
     lines = [score_line(one.score, one.index, one.label) for one in answer.top]
     lines += box_lines(answer.boxes)
+    if answer.areas is not None:
+        lines += [
+            f"  {area.pixels:>8} pixels  {area.index:>4}  {area.label}".rstrip()
+            for area in answer.areas
+        ]
+        lines += ["  no areas"] * (not answer.areas)
     times = [f"{name} {milliseconds(time)}" for name, time in answer.times_ms.items()]
     mark = emulated_mark(answer.emulated)
     if times:

@@ -62,6 +62,23 @@ class SeenBox(Class):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SeenArea:
+    """What of an image is of a class: so many pixels."""
+
+    index: int
+    label: str
+    pixels: int
+
+    @staticmethod
+    def read(answer: Answer) -> SeenArea:
+        return SeenArea(
+            index=answer.take("index", int),
+            label=answer.text_or_none("label") or "",
+            pixels=answer.size("pixels"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Deviation:
     """How far the outputs are from the reference; an error of None is no number."""
 
@@ -239,6 +256,7 @@ class AppAnswer:
     bench: Bench | None
     profile: Profile | None
     ran_on: RanOn | None = None
+    areas: tuple[SeenArea, ...] | None = None
     emulated: bool = False
     document: Mapping[str, Any] = field(repr=False)
 
@@ -263,6 +281,7 @@ class AppAnswer:
             bench=answer.part("bench", Bench.read),
             profile=answer.part("profile", Profile.read),
             ran_on=answer.part("processor", RanOn.read),
+            areas=answer.parts("areas", SeenArea.read) if answer.has("areas") else None,
             document=answer.document,
         )
 

@@ -66,11 +66,13 @@ def inspect_for(spec: ModelSpec, board: Board, *, progress: Progress = NO_PROGRE
         spec.states,
     )
     estimate, obstacle = None, None
+    # First, for whoever gives shapes would meet them next.
+    names = sorted({node.operator for node in info.unsupported})
+    operators = f"operators: {', '.join(names)}" if names else None
     try:
         check_model(model)
-        if info.unsupported:
-            names = sorted({node.operator for node in info.unsupported})
-            obstacle = f"operators: {', '.join(names)}"
+        if operators is not None:
+            obstacle = operators
         else:
             estimate = estimate_apart(
                 spec, board, limits=limits, growth=GROWTH[DEFAULT_OPTIMIZE], progress=progress
@@ -79,6 +81,8 @@ def inspect_for(spec: ModelSpec, board: Board, *, progress: Progress = NO_PROGRE
         obstacle = error.message.removeprefix(f"{spec.path}: ")
         if error.hint is not None:
             obstacle += f" ({error.hint})"
-        if isinstance(error, DynamicShapeError) and not info.unsupported:
+        if operators is not None:
+            obstacle = f"{operators}; {obstacle}"
+        elif isinstance(error, DynamicShapeError):
             obstacle += _behind_shapes(spec, model, board, limits, progress)
     return Inspection(info=info, estimate=estimate, obstacle=obstacle)

@@ -9,6 +9,7 @@ from pathlib import Path
 from edgepack.base.errors import ConfigError, UsageError
 from edgepack.base.paths import write_atomic
 from edgepack.base.progress import NO_PROGRESS, Progress
+from edgepack.flow.agreement import judge_for
 from edgepack.flow.job import spec_of
 from edgepack.flow.project import Project
 from edgepack.flow.reference import Array
@@ -61,6 +62,7 @@ def quantize_project(
         photos.judge,
         snr_db=snr_db,
         budget=budget,
+        agree=judge_for(project, model),
         progress=progress,
     )
     write_atomic(out, result.model.SerializeToString(deterministic=True))

@@ -69,7 +69,7 @@ class Segmentation(PostprocessSpec):
     ) -> Results:
         assert self.size is not None
         geometry = geometry or Geometry.same(*self.size)
-        seen = self._classes_of(maps_of(tensors[0], self.layout))
+        seen = self.classes_of(maps_of(tensors[0], self.layout))
         rows = _cells(
             geometry.height, geometry.scaled_height, geometry.top, self.size[0], seen.shape[0]
         )
@@ -95,7 +95,7 @@ class Segmentation(PostprocessSpec):
             )
         return Results(mask=Mask(size=(geometry.height, geometry.width), areas=tuple(areas)))
 
-    def _classes_of(self, scores: Floats) -> Array:
+    def classes_of(self, scores: Floats) -> Array:
         """(C, H, W) -> (H, W) of classes; -1 for none."""
         if len(scores) == 1:
             made = sigmoid(scores[0]) if self.scores == "sigmoid" else scores[0]

@@ -238,7 +238,9 @@ def values(
     session = _session(made, optimised=False)
     asked = [name for name in dict.fromkeys(wanted) if name != given]
     for photo in photos:
-        found = dict(zip(asked, session.run(asked, {given: photo}), strict=True))
+        # Asked for nothing, onnxruntime gives everything.
+        got = session.run(asked, {given: photo}) if asked else []
+        found = dict(zip(asked, got, strict=True))
         yield {**found, given: photo}
 
 

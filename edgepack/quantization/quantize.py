@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,23 @@ _LEAST_SHARE = 1e-30
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """Quantised outputs beside float32's: for how many photos the first class is the same, for how
-    many float32's first is among the first five, and the ratio of signal and noise."""
+    """Quantised outputs beside float32's: the ratio of signal and noise, and what the task is
+    judged by; None is what it is not.
 
-    top1: float
-    top5: float
+    `top1`: for how many photos the first class is the same, `top5`: for how many float32's first is
+    among the first five. `miou`: the overlap of the areas of each class, its mean over the classes.
+    `map`: the average precision of boxes, as if float32's were the truth.
+    """
+
+    top1: float | None
+    top5: float | None
     snr_db: float
+    miou: float | None = None
+    map: float | None = None
+
+
+Judge = Callable[[Sequence[Array], Sequence[Array]], Agreement]
+"""What compares float32's outputs with quantised ones, each a row for each photo."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,18 +92,21 @@ def quantize(
     *,
     snr_db: float | None = None,
     budget: float = 0.1,
+    agree: Judge | None = None,
     progress: Progress = NO_PROGRESS,
 ) -> Result:
     """Quantise a model of one input, calibrated on some photos and judged on others (all are its
     inputs).
 
     Layers go back to float until the outputs are `snr_db` above their error, as long as that costs
-    no more than the share `budget`. Raises `ModelError` and `CalibrationError`.
+    no more than the share `budget`. `agree` judges by the task; None: by classes. Raises
+    `ModelError` and `CalibrationError`.
     """
     if not calibration or not judge:
         raise CalibrationError(
             "no photos to calibrate on" if not calibration else "no photos to validate on"
         )
+    agree = agree or agreement
     original = FloatNetwork(path, proto)
     exact = outputs(proto, judge)
     progress.step("making channels equally large")
@@ -105,7 +119,7 @@ def quantize(
     weights = {name: rounded(product, sums[name]) for name, product in network.products.items()}
     biases = _biases(network, steps, weights, calibration)
     made = whole = quantized(network, steps, weights, biases)
-    all_int8 = agreement(exact, outputs(made, judge))
+    all_int8 = agree(exact, outputs(made, judge))
     left: list[mixed.InFloat] = []
     now = all_int8
     if snr_db is not None and now.snr_db < snr_db:
@@ -118,16 +132,20 @@ def quantize(
             left.append(one)
             del steps[one.tensor]
             made = quantized(network, steps, weights, biases)
-            now = agreement(exact, outputs(made, judge))
+            now = agree(exact, outputs(made, judge))
             if now.snr_db >= snr_db:
                 break
     digest = hashlib.sha256()
     for photo in sorted(hashlib.sha256(photo.tobytes()).digest() for photo in calibration):
         digest.update(photo)
-    for key, value in ((CALIBRATION, digest.hexdigest()), (AGREEMENT, repr(round(now.top1, 4)))):
+    written = {CALIBRATION: digest.hexdigest()}
+    if now.top1 is not None:
+        written[AGREEMENT] = repr(round(now.top1, 4))
+    for key, value in written.items():
         entry = made.metadata_props.add()
         entry.key, entry.value = key, value
     inside = {id(node) for node in whole_nodes(network, steps)}
+    tables = _looked_up(made)
     return Result(
         model=made,
         whole=whole,
@@ -142,7 +160,9 @@ def quantize(
         untouched=tuple(
             (node.name or node.output[0], node.op_type)
             for node in network.nodes
-            if id(node) not in inside and node.op_type not in _FOLLOW
+            if id(node) not in inside
+            and node.op_type not in _FOLLOW
+            and node.output[0] not in tables
         ),
     )
 
@@ -187,6 +207,43 @@ def _biases(
     return tried if with_tried > with_own else own
 
 
+# What functions of single numbers are made of: between integers the compiler makes a table of the
+# 256 results of each.
+_ELEMENTWISE = {
+    *("Abs", "Add", "Clip", "Div", "Elu", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu"),
+    *("Max", "Min", "Mish", "Mul", "Neg", "Pow", "Relu", "Selu", "Sigmoid", "Softplus"),
+    *("Softsign", "Sqrt", "Sub", "Tanh"),
+}
+
+
+def _looked_up(made: onnx.ModelProto) -> set[str]:
+    """The outputs of functions of one tensor of integers, whose results are integers again."""
+    single = {item.name for item in made.graph.initializer if int(np.prod(item.dims)) == 1}
+    users: dict[str, list[onnx.NodeProto]] = {}
+    source: dict[str, str] = {}
+    for node in made.graph.node:
+        for name in node.input:
+            users.setdefault(name, []).append(node)
+        if node.op_type == "DequantizeLinear":
+            source[node.output[0]] = node.input[0]
+        elif node.op_type in _ELEMENTWISE:
+            given = [name for name in node.input if name and name not in single]
+            sources = {source.get(name) for name in given}
+            if len(sources) == 1 and (of := sources.pop()) is not None:
+                source[node.output[0]] = of
+    kept = {info.name for info in made.graph.output}
+    found: set[str] = set()
+    for node in reversed(made.graph.node):
+        name = node.output[0]
+        if node.op_type in _ELEMENTWISE and name in source and name not in kept:
+            ends = users.get(name, [])
+            if ends and all(
+                user.op_type == "QuantizeLinear" or user.output[0] in found for user in ends
+            ):
+                found.add(name)
+    return found
+
+
 _FOLLOW = ("Relu", "Clip", "Flatten", "Reshape", "Squeeze")
 
 
@@ -199,6 +256,11 @@ def agreement(exact: Sequence[Array], made: Sequence[Array]) -> Agreement:
         top5=float((five == first[:, None]).any(axis=1).mean()),
         snr_db=snr(exact, made),
     )
+
+
+def values_only(exact: Sequence[Array], made: Sequence[Array]) -> Agreement:
+    """Of `outputs` that are no scores of classes."""
+    return Agreement(top1=None, top5=None, snr_db=snr(exact, made))
 
 
 def snr(exact: Sequence[Array], made: Sequence[Array]) -> float:

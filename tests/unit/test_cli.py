@@ -24,7 +24,7 @@ from edgepack.cli.compile import cost_model_gap, explanation
 from edgepack.cli.console import table
 from edgepack.cli.deploy import rate
 from edgepack.cli.examples import EXAMPLES
-from edgepack.cli.options import parse_constants, parse_shapes
+from edgepack.cli.options import of_memory, parse_constants, parse_shapes
 from edgepack.compiler import CompiledModel
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.deploy.remote_app import RunRequest
@@ -112,6 +112,25 @@ def test_inspect_says_whether_a_model_can_be_compiled_and_what_it_takes(
     assert found["estimate"]["ms"] >= found["macs"] / 4 / 1200e3
     assert found["estimate"]["arena_bytes"] >= (3 + 8) * 16 * 16 * 4
     assert found["estimate"]["outputs"][0]["shape"] == [1, 8, 16, 16]
+
+
+def test_a_shape_that_is_missing_hides_no_operator(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever gave the shape would be told only then."""
+    net = Builder()
+    net.op("RandomNormalLike", "x", outputs=["y"])
+    model = net.save(tmp_path / "m.onnx", {"x": ["n", 3]}, {"y": ["n", 3]})
+    code, out, _ = run(capsys, "inspect", str(model))
+    last = out.splitlines()[-1]
+    assert code == 0
+    assert last.startswith("can be compiled: no, because of operators: RandomNormalLike; dynamic")
+
+
+def test_memory_is_told_as_a_share_of_the_boards() -> None:
+    board = get_board("rasp3b")
+    assert of_memory(board, board.memory_mb << 19) == f"; 50.0% of rasp3b's {board.memory_mb} MB"
+    assert of_memory(get_board("local"), 1 << 30) == ""
 
 
 def test_a_value_that_is_a_commands_name_is_not_taken_for_it(

@@ -72,6 +72,15 @@ def test_those_of_a_board_do_not() -> None:
     assert ask(emulated=False).to_dict()["emulated"] is False
 
 
+def test_areas_of_a_mask_are_shown() -> None:
+    areas = [{"index": 0, "label": "road", "pixels": 40, "runs": [0, 40]}]
+    said = {"edgepack": "0.1.0", "run_ms": 1.0, "areas": areas}
+    for found, shown in ((said, "40 pixels     0  road"), ({**said, "areas": []}, "no areas")):
+        scripted: Any = ScriptedDevice("board", lambda _, found=found: json.dumps(found))
+        lines = answer_lines(ask_app(scripted, "r", RunRequest(golden=True)))
+        assert lines[0].strip() == shown
+
+
 def test_two_releases_side_by_side_say_so() -> None:
     assert duel(device(emulated=True), "r", ("a", "b"), (), runs=1).emulated
 
