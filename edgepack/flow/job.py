@@ -461,6 +461,9 @@ def package_job(job: Job, out: str | Path, *, progress: Progress = NO_PROGRESS) 
     out = Path(out)
     chosen = job.toolchain.toolchain
     need_programs(job.board, chosen)
+    if job.project.golden_image is not None or job.project.golden_input:
+        # A photo that is gray, or no photo, is found before the compiler has worked for it.
+        job_inputs(job)
     progress.step(f"toolchain: {chosen.title}: {job.toolchain.reason}")
     with Beside() as beside:
         app = beside.start(build_runtime, job.board, chosen, progress=progress)

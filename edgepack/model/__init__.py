@@ -24,6 +24,7 @@ from edgepack.model.errors import (
 from edgepack.model.exported import read_exported
 from edgepack.model.external import load_external_data
 from edgepack.model.opsets import modernised
+from edgepack.model.some_shapes import some_shapes
 from edgepack.model.states import bind_states, starts_of
 from edgepack.model.structure import check_structure, subgraphs
 from edgepack.model.words import numbered
@@ -483,24 +484,28 @@ def _set_shape(value: Any, dims: Sequence[int | str | None]) -> None:
 
 
 def _check_static(path: Path, graph: Any) -> None:
-    problems, example = [], ""
+    problems = []
+    inputs: dict[str, Sequence[int | str | None]] = {}
     for value in graph.input:
         info = tensor_info(value)
         if not value.type.tensor_type.HasField("shape"):
             problems.append(f"input '{info.name}' has no shape")
-            example = example or f"{info.name}=1,3,224,224"
+            inputs[info.name] = (1, 3, "height", "width")
             continue
         free = [(axis, dim) for axis, dim in enumerate(info.shape) if not isinstance(dim, int)]
+        inputs[info.name] = info.shape
         if not free:
             continue
         names = ", ".join(f"{axis} ('{dim}')" if dim else f"{axis}" for axis, dim in free)
         problems.append(f"input '{info.name}' {_text(info.shape)}: no value for dimension {names}")
-        fixed = (str(dim) if isinstance(dim, int) else "1" for dim in info.shape)
-        example = example or f"{info.name}={','.join(fixed)}"
     if problems:
+        example = " ".join(
+            f"--shape {name}={','.join(map(str, shape))}"
+            for name, shape in some_shapes(graph, inputs).items()
+        )
         raise DynamicShapeError(
             f"{path}: dynamic shape: " + "; ".join(problems),
-            hint=f"give every dimension a value, for instance --shape {example}",
+            hint=f"give every dimension a value, for instance {example}",
         )
 
 

@@ -10,13 +10,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 
-from edgepack.base.errors import ConfigError
+from edgepack.base.errors import ConfigError, ImageError
 from edgepack.boards import get_board
 from edgepack.flow import job as job_module
-from edgepack.flow.job import Job, make_job
+from edgepack.flow.job import Job, make_job, package_job
 from edgepack.flow.project import load_project
+from edgepack.preprocess.image import GrayImageError, NotAnImageError
 from tests.onnx_models import Builder
 
 
@@ -171,3 +174,32 @@ def test_the_limit_of_pixels_is_what_the_board_or_the_service_holds(
     preprocess = make_job(load_project(path)).preprocess
     assert preprocess is not None
     assert preprocess.max_pixels == max_pixels
+
+
+@pytest.mark.parametrize(
+    ("pixels", "error"),
+    [(np.zeros((9, 9), np.uint8), GrayImageError), (None, NotAnImageError)],
+)
+def test_a_photo_that_is_none_is_found_before_anything_is_compiled(
+    pixels: np.ndarray | None, error: type[ImageError], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def never(*_: object, **__: object) -> None:
+        pytest.fail("something is compiled")
+
+    for name in ("compile_job", "build_runtime", "build_device_tool"):
+        monkeypatch.setattr(job_module, name, never)
+    net = Builder()
+    net.op("Relu", net.conv("x", 3, 8), outputs=["y"])
+    net.save(tmp_path / "net.onnx", {"x": [1, 3, 8, 8]}, {"y": [1, 8, 8, 8]})
+    photo = tmp_path / "photo.png"
+    photo.write_text("no image")
+    if pixels is not None:
+        cv2.imwrite(str(photo), pixels)
+    file = tmp_path / "edgepack.toml"
+    file.write_text(
+        '[project]\nmodel = "net.onnx"\ngolden_image = "photo.png"\nboard = "rasp3b"\n'
+        '[preprocess]\nresize = { mode = "exact", height = 8, width = 8 }\n'
+    )
+    with pytest.raises(error, match=r"photo\.png"):
+        package_job(make_job(load_project(file)), tmp_path / "dist")

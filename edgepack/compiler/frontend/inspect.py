@@ -26,6 +26,7 @@ from edgepack.model import (
     walk_nodes,
 )
 from edgepack.model.constants import Constant
+from edgepack.model.some_shapes import some_shapes
 from edgepack.model.states import begin_text, propose_states
 from edgepack.model.structure import subgraphs
 
@@ -109,27 +110,11 @@ def inspect_model(
     )
 
 
-# A dimension without a value: of images, of all else.
-_SOME_PIXELS, _SOME = 224, 8
-
-
 def with_some_shapes(spec: ModelSpec, model: LoadedModel) -> ModelSpec | None:
     """The model with some value for each dimension that has none; None if all have one, or if the
     model cannot have these."""
-    shapes = dict(spec.shapes)
-    for info in model.inputs:
-        is_image = len(info.shape) == 4
-        if any(not isinstance(size, int) for size in info.shape):
-            shapes[info.name] = tuple(
-                size
-                if isinstance(size, int)
-                else 1
-                if axis == 0
-                else _SOME_PIXELS
-                if is_image
-                else _SOME
-                for axis, size in enumerate(info.shape)
-            )
+    known = {info.name: info.shape for info in model.inputs}
+    shapes = {**spec.shapes, **some_shapes(model.proto.graph, known)}
     if shapes == dict(spec.shapes):
         return None
     tried = replace(spec, shapes=shapes)

@@ -1,0 +1,89 @@
+"""Shapes that are proposed where a model leaves them open: they compile."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from edgepack.compiler.frontend.load import load_model
+from edgepack.model import ModelSpec
+from edgepack.model.errors import DynamicShapeError
+from tests.onnx_models import Builder
+
+
+def proposed(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes in the hint, as somebody would copy them."""
+    with pytest.raises(DynamicShapeError) as error:
+        load_model(ModelSpec(path=path))
+    words = re.findall(r"--shape (\S+)=([\d,]+)", str(error.value.hint))
+    return {name: tuple(map(int, text.split(","))) for name, text in words}
+
+
+def runs(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    """onnx's own strict inference, and our checks, take them."""
+    load_model(ModelSpec(path=path, shapes=shapes))
+    proto = onnx.load(path)
+    for info in proto.graph.input:
+        for dim, size in zip(info.type.tensor_type.shape.dim, shapes[info.name], strict=True):
+            dim.dim_value = size
+    onnx.shape_inference.infer_shapes(proto, strict_mode=True)
+
+
+def test_an_image_has_its_channels_and_sides(tmp_path: Path) -> None:
+    net = Builder()
+    net.op("Identity", net.conv("image", 3, 8), outputs=["y"])
+    shape = ["n", "c", "h", "w"]
+    path = net.save(tmp_path / "m.onnx", {"image": shape}, {"y": [None] * 4})
+    found = proposed(path)
+    assert found == {"image": (1, 3, 224, 224)}
+    runs(path, found)
+
+
+def test_features_are_as_many_as_the_weights_take(tmp_path: Path) -> None:
+    """Not one, nor eight: 13 columns of a table, behind a cast."""
+    net = Builder()
+    cast = net.op("Cast", "x", to=onnx.TensorProto.FLOAT)
+    net.op("MatMul", cast, net.weight(13, 4), outputs=["y"])
+    path = net.save(tmp_path / "m.onnx", {"x": [None, None]}, {"y": [None, 4]})
+    assert proposed(path) == {"x": (1, 13)}
+    runs(path, proposed(path))
+    net = Builder()
+    net.op("Gemm", "x", net.weight(4, 13), transB=1, outputs=["y"])
+    path = net.save(tmp_path / "g.onnx", {"x": ["n", "k"]}, {"y": [None, 4]})
+    assert proposed(path) == {"x": (1, 13)}
+    runs(path, proposed(path))
+
+
+def test_all_inputs_are_proposed_with_one_size_for_one_name(tmp_path: Path) -> None:
+    net = Builder()
+    one = net.op("MatMul", "a", net.weight(6, 4))
+    net.op("Add", one, "b", outputs=["y"])
+    inputs = {"b": ["batch", "length", 4], "a": ["batch", "length", "width"]}
+    path = net.save(tmp_path / "m.onnx", inputs, {"y": [None, None, 4]})
+    found = proposed(path)
+    assert found == {"b": (1, 8, 4), "a": (1, 8, 6)}
+    runs(path, found)
+
+
+def test_groups_channels_last_and_sound(tmp_path: Path) -> None:
+    net = Builder()
+    weight = net.const(np.ones((8, 1, 3, 3), np.float32))
+    net.op("Conv", "x", weight, group=8, outputs=["y"])
+    path = net.save(tmp_path / "m.onnx", {"x": ["n", "c", 32, 32]}, {"y": [None] * 4})
+    assert proposed(path) == {"x": (1, 8, 32, 32)}
+    net = Builder()
+    turned = net.op("Transpose", "x", perm=[0, 3, 1, 2])
+    net.op("Identity", net.conv(turned, 3, 8), outputs=["y"])
+    path = net.save(tmp_path / "n.onnx", {"x": [1, "h", "w", 3]}, {"y": [None] * 4})
+    assert proposed(path) == {"x": (1, 224, 224, 3)}
+    runs(path, proposed(path))
+    net = Builder()
+    weight = net.const(np.ones((8, 40, 3), np.float32))
+    net.op("Conv", "x", weight, outputs=["y"])
+    path = net.save(tmp_path / "s.onnx", {"x": ["n", "mels", "frames"]}, {"y": [None] * 3})
+    assert proposed(path) == {"x": (1, 40, 8)}
+    runs(path, proposed(path))
