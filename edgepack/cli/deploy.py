@@ -38,6 +38,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="ask the device and print the plan; nothing is built, and nothing written there",
     )
     add_transfer(parser)
+    option_group(parser, TRANSFER).add_argument(
+        "--replace",
+        action="store_true",
+        help="replace a release of another model under the same name",
+    )
     add_html(parser)
     parser.set_defaults(run=run)
 

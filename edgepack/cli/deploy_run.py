@@ -21,6 +21,7 @@ from edgepack.cli.report import deploy_lines, dry_run_lines
 from edgepack.deploy import remote_service
 from edgepack.deploy.deploy import deploy_bundle, preview
 from edgepack.deploy.options import DeployOptions
+from edgepack.deploy.other_model import check_same_model
 from edgepack.device import Device
 from edgepack.flow.deployment import build_bundle, fit_libc, reach_device, root_of
 from edgepack.flow.dry_run import look
@@ -39,6 +40,8 @@ def run_deploy(args: argparse.Namespace, console: Console) -> int:
         remote_service.need_service(bundle.manifest.service, f"bundle {bundle.manifest.name}")
     device = _connect(args, spec, board, console)
     try:
+        if not args.replace:
+            check_same_model(device, root, bundle)
         if args.dry_run:
             steps = preview(bundle, device, root, options=options)
             lines = steps.lines() + (["service  run it, now and at each boot"] * args.service)

@@ -261,7 +261,7 @@ def _on_board(folder: Path, board: str, image: Path, text: str) -> Results:
         where = "local" if board == "local" else "virtual"
         root = str(folder / "root") if board == "local" else "edgepack/detector"
         words = ["--project", str(project), "--board", board, "--device", where, "--root", root]
-        assert main(["deploy", *words]) == 0
+        assert main(["deploy", *words, "--replace"]) == 0
         device = open_device(where, get_board(board))
         try:
             there = device.run("mktemp -d").stdout.strip()

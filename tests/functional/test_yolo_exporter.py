@@ -16,7 +16,8 @@ from edgepack.model import TensorInfo
 from tests import yolo_exports
 from tests.yolo_exports import EXPORTS, SIDE, Export
 
-pytestmark = pytest.mark.slow  # 4 to 20 s for each file
+# 4 to 20 s for each file; torch warns of much.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 _TASKS = {"detect": "", "segment": "-seg", "pose": "-pose", "obb": "-obb"}
 
 

@@ -1,0 +1,65 @@
+"""Whether what is about to be replaced is another model, which happens to have the same name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgepack.base.errors import BundleError, UsageError
+from edgepack.base.text import one_line, shorten
+from edgepack.bundle.bundle import LABELS, Bundle
+from edgepack.bundle.manifest import MANIFEST_NAME, Manifest, Tensor, parse_manifest
+from edgepack.deploy.remote_tool import Layout
+from edgepack.device.base import Device
+
+_MOST_LETTERS = 200
+
+
+class OtherModelError(UsageError):
+    """The current release is of a model with other inputs, outputs or labels."""
+
+
+def check_same_model(device: Device, root: str, bundle: Bundle) -> None:
+    """Raise `OtherModelError` if the release that is current below `root` is of another model.
+
+    A model that was trained again has the same inputs, outputs and labels: it is no other. What
+    cannot be read is left to the deploy.
+    """
+    layout = Layout.of(root)
+    done = device.run(layout.enter(f"cat current/{MANIFEST_NAME}"), check=False)
+    if done.returncode != 0:
+        return
+    try:
+        there = parse_manifest(done.stdout.encode(errors="surrogateescape"))
+    except BundleError:
+        return
+    if (problem := _difference(there, bundle.manifest)) is None:
+        return
+    raise OtherModelError(
+        f"{device.name}: in {root} is another model, {there.model.file}: {problem}",
+        hint="give this one a name of its own (--name, or name in [project]), or --replace it",
+    )
+
+
+def _difference(there: Manifest, own: Manifest) -> str | None:
+    """What differs; None if nothing does."""
+    if there.model.sha256 == own.model.sha256:
+        return None
+    for what, one, other in (
+        ("inputs", there.model.inputs, own.model.inputs),
+        ("outputs", there.model.outputs, own.model.outputs),
+    ):
+        if _signature(one) != _signature(other):
+            return f"its {what} are {_text(one)}, those of {own.model.file} {_text(other)}"
+    labels = [
+        manifest.files[LABELS].sha256 for manifest in (there, own) if LABELS in manifest.files
+    ]
+    return "its labels are others" if len(set(labels)) > 1 else None
+
+
+def _signature(tensors: Sequence[Tensor]) -> list[tuple[str, str, tuple[int, ...]]]:
+    return [(one.name, one.dtype, tuple(one.shape)) for one in tensors]
+
+
+def _text(tensors: Sequence[Tensor]) -> str:
+    named = (f"'{one.name}' {one.dtype} {tuple(one.shape)}" for one in tensors)
+    return shorten(one_line(", ".join(named)), _MOST_LETTERS)
