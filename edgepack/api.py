@@ -60,28 +60,29 @@ def init(
     labels: File | None = None,
     image: File | None = None,
     expected: str | int | None = None,
+    photos: File | None = None,
     board: str | None = None,
     device: str | None = None,
     overwrite: bool = False,
 ) -> Draft:
     """Write a project file for a model, from what its file says; `lines` of it say what is a guess.
 
-    `image` is the smoke test's photo, and `expected` the class that must be seen in it.
+    `image` is the smoke test's photo, and `expected` the class that must be seen in it. `photos`, a
+    folder for each class, gives both, labels, and lists for `evaluate`.
     """
     from edgepack.flow.init import draft_project
+    from edgepack.flow.photo_folders import draft_with_photos
     from edgepack.flow.project import load_project
 
-    draft = draft_project(
-        Path(model),
-        Path(out),
-        preset=preset,
-        labels=_path(labels),
-        image=_path(image),
-        expected=None if expected is None else str(expected),
-        board=board,
-        device=device,
-        overwrite=overwrite,
-    )
+    options: dict[str, Any] = {"preset": preset, "labels": _path(labels), "overwrite": overwrite}
+    options |= {"board": board, "device": device}
+    if photos is not None:
+        if image is not None or expected is not None:
+            raise UsageError("photos goes without image and expected: it finds both")
+        draft = draft_with_photos(Path(model), Path(out), Path(photos), **options)
+    else:
+        options["expected"] = None if expected is None else str(expected)
+        draft = draft_project(Path(model), Path(out), image=_path(image), **options)
     draft.write()
     load_project(draft.path)
     return draft

@@ -11,6 +11,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import edgepack
+from edgepack.base.errors import UsageError
 from edgepack.cli import main
 from edgepack.flow.evaluate import find_photos
 from edgepack.flow.project import load_project, read_labels
@@ -140,3 +142,10 @@ def test_a_detector_and_what_is_there_already(
     assert "evaluation.csv is there already" in capsys.readouterr().err
     assert Path("evaluation.csv").read_text() == "mine"
     assert main([*words, "--overwrite"]) == 0
+
+
+def test_from_python(folder: Path) -> None:
+    draft = edgepack.init("net.onnx", photos="photos", preset="zero-one")
+    assert [file.name for file, _ in draft.lists] == ["golden.csv", "evaluation.csv"]
+    with pytest.raises(UsageError, match="photos goes without image"):
+        edgepack.init("net.onnx", photos="photos", image="photos/a red/00.png", overwrite=True)
