@@ -469,7 +469,7 @@ def _golden_files(golden: Golden, compiled: Compiled) -> dict[str, bytes | Path]
         found = [(array.dtype.name, array.shape) for array in arrays]
         wanted = [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]
         if len(arrays) != len(tensors) or not all(map(_fits, arrays, tensors)):
-            raise BundleError(f"golden {kind}s are {found}, the model's are {wanted}")
+            raise BundleError(f"the smoke test's {kind}s are {found}, the model's are {wanted}")
         import numpy as np
 
         for index, array in enumerate(arrays):

@@ -131,7 +131,7 @@ class FleetReport:
         )
         yield page.facts(
             {
-                "Devices": f"{summary['devices_ok']} of {summary['devices_total']} well",
+                "Devices": f"{summary['devices_ok']} of {summary['devices_total']} done",
                 "Outcomes": ", ".join(f"{text} {n}" for text, n in summary["outcomes"].items()),
                 "Releases": ", ".join(release_lines(summary)),
                 "Stopped": summary["reason"],

@@ -169,7 +169,7 @@ def test_an_output_whose_size_depends_on_the_data(tmp_path: Path) -> None:
         assert (output.shape, output.bounded) == ((5, 4), (0,))
     for shape in ((6, 4), (2, 3), (2,)):
         made = golden(outputs=(np.zeros(shape, np.float32),))
-        with pytest.raises(BundleError, match="golden outputs are"):
+        with pytest.raises(BundleError, match="smoke test's outputs are"):
             small_bundle(tmp_path, compiled=compiled, golden=made)
     document = json.loads(bundle.manifest.to_bytes())
     assert "bounded" not in document["model"]["inputs"][0]
@@ -182,8 +182,8 @@ def test_an_output_whose_size_depends_on_the_data(tmp_path: Path) -> None:
      ({"labels": [""]}, "label 0"),
      ({"scores": "logits"}, "scores"),
      ({"tolerance": 0.0}, "tolerance"),
-     ({"golden": golden(inputs=())}, "golden inputs are"),
-     ({"golden": golden(outputs=(np.zeros((1, 4), np.float64),))}, "golden outputs are"),
+     ({"golden": golden(inputs=())}, "smoke test.s inputs are"),
+     ({"golden": golden(outputs=(np.zeros((1, 4), np.float64),))}, "smoke test.s outputs are"),
      ({"golden": golden(image=Path("photo.webp"))}, r"photo.webp: not .png or .jpg"),
      ({"golden": golden(image=Path("nowhere.png"))}, "cannot read nowhere.png"),
      ({"runtime": FakeRuntime(app=Path("nowhere"))}, "cannot read nowhere")],

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from edgepack.base.errors import NothingThereError
 from edgepack.cli import main
 from edgepack.deploy import remote_service
-from edgepack.deploy.remote_service import NoServiceError, Site, _log_script, log_of
+from edgepack.deploy.remote_service import Site, _log_script, log_of
 from edgepack.device import LocalDevice
 from tests.support import require_tool
 
@@ -77,6 +78,6 @@ def test_following_goes_on_until_nobody_listens(
 def test_no_service_is_said(site: Site, tmp_path: Path) -> None:
     (tmp_path / "bin" / "crontab").write_text("#!/bin/sh\n")
     device: Any = LocalDevice()
-    with pytest.raises(NoServiceError, match="no service of") as caught:
+    with pytest.raises(NothingThereError, match="no service of") as caught:
         log_of(device, site.root).__enter__()
     assert "edgepack service install" in str(caught.value.hint)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import unicodedata
+from types import SimpleNamespace
 
 import pytest
 
 from edgepack.base.text import MAX_NAME, megabytes, message, one_line, printable
 from edgepack.cli import report, status
 from edgepack.cli.console import Console, table
+from edgepack.deploy import remote_tool
 from edgepack.deploy.answers import Status, read_object
 from tests.scripted_tool import RELEASE, STATUS
 
@@ -84,7 +86,7 @@ def test_sizes_have_one_unit() -> None:
 @pytest.mark.parametrize(
     ("compared", "text"),
     [
-        (RELEASE["compared"], "golden (emulated); random (on the maker's machine)"),
+        (RELEASE["compared"], "smoke-test input (emulated); random (on the maker's machine)"),
         ({"emulated": [], "local": []}, "no: made with --no-verify"),
         (None, "not recorded"),
     ],
@@ -109,7 +111,9 @@ def test_status_of_a_device_that_writes_to_terminals(
     assert "\nrelease 7" not in shown
     assert len(shown.splitlines()) == 11
     # A program gets what was said.
-    monkeypatch.setattr(status, "ask_device", lambda *_: (answer, "r on board"))
+    device = SimpleNamespace(name="board", close=lambda: None)
+    monkeypatch.setattr(status, "open_release", lambda *_: (device, "r"))
+    monkeypatch.setattr(remote_tool, "status", lambda *_: answer)
     status.run(None, Console(as_json=True))  # type: ignore[arg-type]
     out = capsys.readouterr().out
     assert out.isascii()
