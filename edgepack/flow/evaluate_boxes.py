@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgepack.base.errors import ConfigError, MismatchError
+from edgepack.base.page import Tabular
 from edgepack.base.paths import locked
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.text import counted
@@ -50,7 +51,7 @@ _ROW = tuple[int, float, float, float, float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoxEvaluation:
+class BoxEvaluation(Tabular):
     """How good the boxes in all photos are, of the reference and of the device, if any.
 
     `labels` are empty if the project has none, `device` is its name.
@@ -70,6 +71,20 @@ class BoxEvaluation:
     def label(self, index: int) -> str:
         """A class in words, or its number."""
         return self.labels[index] if index < len(self.labels) else str(index)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The classes, and the precision of their boxes."""
+        return [
+            {
+                "class": self.label(one.index),
+                "objects": one.objects,
+                "ap50": one.ap50,
+                "ap": one.ap,
+                "device_ap50": other.ap50 if other else None,
+                "device_ap": other.ap if other else None,
+            }
+            for one, other in self.pairs()
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """For --json."""

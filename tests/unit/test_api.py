@@ -16,7 +16,9 @@ import edgepack
 from edgepack.base.arguments import in_words_of_arguments
 from edgepack.base.errors import ConfigError, EdgepackError, UsageError
 from edgepack.flow.arguments import project_from
+from edgepack.flow.average_precision import Guess, Thing, average_precision
 from edgepack.flow.evaluate import Evaluation
+from edgepack.flow.evaluate_boxes import BoxEvaluation
 from edgepack.flow.init import draft_project
 from edgepack.flow.project import load_project
 from tests.onnx_models import Builder
@@ -104,6 +106,24 @@ def test_from_a_model_to_its_accuracy(
     assert edgepack.ModelSpec(path=kind(model)).path == model
     assert edgepack.SshOptions(identity=kind(model)).identity == model
     assert edgepack.RunRequest(image=kind(model)).image == model
+
+
+def test_the_boxes_of_a_data_set_as_rows() -> None:
+    thing = Thing(index=1, box=(0, 0, 4, 4), area=16)
+    guess = Guess(index=1, score=0.9, box=(0, 0, 4, 4))
+    found = BoxEvaluation(
+        photos=1,
+        reference=average_precision([[thing]], [[guess]], [1]),
+        on_device=average_precision([[thing]], [[]], [1]),
+        labels=("cat", "dog"),
+        device="board",
+    )
+    (row,) = found.rows()
+    assert row == {
+        "class": "dog", "objects": 1, "ap50": pytest.approx(1), "ap": pytest.approx(1),
+        "device_ap50": 0.0, "device_ap": 0.0,
+    }  # fmt: skip
+    assert "dog" in found._repr_html_()
 
 
 @pytest.mark.parametrize("preset", ["torchvision-imagenet", "timm", "tf-imagenet", "zero-one"])
