@@ -65,15 +65,16 @@ def odd_cases(model: LoadedModel, golden: Sequence[Array]) -> dict[str, list[Arr
     def one(value: float) -> list[Array]:
         return floats(lambda array: _put(array, value))
 
-    cases: dict[str, list[Array]] = {}
+    cases: dict[str, list[Array]] = _position_cases(model, golden)
     if any(array.dtype.kind == "f" and array.size for array in golden):
         cases[NAN], cases[INFINITY], cases[HOT] = one(np.nan), one(np.inf), one(_HOT)
         cases["denormal numbers"] = floats(
             lambda array: np.copysign(np.finfo(array.dtype).smallest_subnormal, array)
         )
         cases["all equal"] = floats(np.ones_like)
-    cases[LIMITS] = [_limits(array) for array in golden]
-    cases |= _position_cases(model, golden)
+    limits = [_limits(array) for array in golden]
+    if any(one is not array for one, array in zip(limits, golden, strict=True)):
+        cases[LIMITS] = limits
     return cases
 
 

@@ -113,7 +113,9 @@ def test_wrong_weights_stop_the_making(
         return None
 
     monkeypatch.setattr("edgepack.flow.verify.first_true", only_the_first)
-    with pytest.raises(VerifyError, match=f"for {board_name}, test.s input, output") as e:
+    with pytest.raises(
+        VerifyError, match=f"for {board_name}, on the smoke test's input, output"
+    ) as e:
         verify(model, get_board(board_name), wrong, golden, tolerance=1e-4, build_local=never)
     assert "cut off after any one of its layers it does not differ" in e.value.message
 
