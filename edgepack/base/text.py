@@ -63,7 +63,9 @@ def unicode_only(value: Any) -> Any:
 
 
 def megabytes(size_bytes: int) -> str:
-    """For example "14.1 MB" (10^6 bytes), of what is small "0.012 MB"."""
+    """For example "14.1 MB" (10^6 bytes), of what is small "0.012 MB", or "312 bytes"."""
+    if 0 < size_bytes < 500:
+        return counted(size_bytes, "byte")
     digits = 1 if size_bytes >= 50_000 or size_bytes == 0 else 3
     return f"{size_bytes / 1e6:.{digits}f} MB"
 

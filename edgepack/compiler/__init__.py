@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgepack.base.paths import atomic_dir
 from edgepack.base.progress import NO_PROGRESS, Progress
+from edgepack.base.text import counted
 from edgepack.compiler.choices import NO_CHOICES, UNLIMITED, Choices
 from edgepack.compiler.precision import FULL, Precision
 
@@ -191,7 +192,7 @@ def _compile(
         model, board, rules=rules, growth=growth, precision=precision, progress=progress
     )
     laid_out, kernels, layers = planner.plan(choices)
-    progress.step(f"compiling {len(kernels)} kernels for {board.cpu}")
+    progress.step(f"compiling {counted(len(kernels), 'kernel')} for {board.cpu}")
     import tvm
 
     from edgepack.compiler.backend import build, code
@@ -242,7 +243,7 @@ def _compile_for_gpu(
 
     from edgepack.compiler.backend import build, code
 
-    progress.step(f"compiling {len(planned.on_gpu)} kernels for {gpu.device}")
+    progress.step(f"compiling {counted(len(planned.on_gpu), 'kernel')} for {gpu.device}")
     with atomic_dir(out) as work:
         apart.at(f"compiling {len(planned.on_gpu)} kernels of the GPU")
         name, content = planning.device_code(planned, gpu)

@@ -75,6 +75,7 @@ def test_tables_fold_their_widest_columns() -> None:
 
 
 def test_sizes_have_one_unit() -> None:
+    assert [megabytes(size) for size in (1, 499, 500)] == ["1 byte", "499 bytes", "0.001 MB"]
     assert [megabytes(size) for size in (0, 12_345, 14_100_000, 5 * 10**9)] == [
         "0.0 MB",
         "0.012 MB",
