@@ -18,6 +18,7 @@ from edgepack.cli.options import (
     project_of,
     ssh_options,
 )
+from edgepack.deploy.app_answers import emulated_mark
 
 if TYPE_CHECKING:
     from edgepack.flow.job import Job
@@ -80,7 +81,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
     except KeyboardInterrupt:
         console.note(f"the measurements are in {own}: the same command continues from there")
         raise
-    lines = _lines(found, own, job, estimated=estimated)
+    # What is not estimated of a virtual board took the emulator that long.
+    emulated = args.emulated and is_estimated(job, emulated=False)
+    lines = _lines(found, own, job, estimated=estimated, emulated=emulated)
     if found.kernels and given is None and project_file(args) is None:
         lines += ["", f"to use it: edgepack compile|package|deploy ... --records {own}"]
     console.data({"records": str(own), **found.to_dict()}, "\n".join(lines))
@@ -153,8 +156,11 @@ def _files(args: argparse.Namespace) -> tuple[Path, list[Path]]:
     return own, read or [own]
 
 
-def _lines(found: Tuned, own: Path, job: Job, *, estimated: bool) -> list[str]:
+def _lines(
+    found: Tuned, own: Path, job: Job, *, estimated: bool, emulated: bool = False
+) -> list[str]:
     whole = found.confirmation
+    mark = emulated_mark(emulated)
     lines = [
         f"{found.trials} trials, {found.known} known before"
         + (f", {found.left} left for another time" if found.left else "")
@@ -184,7 +190,8 @@ def _lines(found: Tuned, own: Path, job: Job, *, estimated: bool) -> list[str]:
         lines.append(f"{name}: no kernel was found that is faster by more than the noise")
         return lines
     lines.append(
-        f"{name}: {whole.default_ms:.2f} ms untuned, {whole.ms:.2f} ms tuned: {whole.ratio:.3f}, "
+        f"{name}: {whole.default_ms:.2f} ms{mark} untuned, {whole.ms:.2f} ms{mark} tuned: "
+        f"{whole.ratio:.3f}, "
         + ("from " if estimated else "with 95 % confidence ")
         + f"{whole.low:.3f} to {whole.high:.3f}"
         + ("" if whole.kept else "; nothing is kept")
@@ -202,6 +209,8 @@ def _lines(found: Tuned, own: Path, job: Job, *, estimated: bool) -> list[str]:
             key=lambda item: item[1].default_ms * (item[1].ratio - 1),
         )
     ]
+    unit = f"MS{mark.upper()}"
+    header = ("CHOICE", f"{unit} BEFORE", unit, "RATIO", "KERNEL")
     if rows:
-        lines += ["", table(rows, ("CHOICE", "MS BEFORE", "MS", "RATIO", "KERNEL"))]
+        lines += ["", table(rows, header)]
     return lines

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from edgepack.base.text import milliseconds
 from edgepack.cli.pages import bench_page
 from edgepack.cli.report import answer_lines, bench_lines, profile_lines
+from edgepack.cli.tune import _lines as tuned_lines
 from edgepack.deploy.app_answers import AppAnswer
 from edgepack.deploy.duel import duel
 from edgepack.deploy.remote_app import RunRequest, ask_app
@@ -83,6 +86,21 @@ def test_areas_of_a_mask_are_shown() -> None:
 
 def test_two_releases_side_by_side_say_so() -> None:
     assert duel(device(emulated=True), "r", ("a", "b"), (), runs=1).emulated
+
+
+@pytest.mark.parametrize("emulated", [True, False])
+def test_what_tuning_timed_by_an_emulator_says_so(emulated: bool) -> None:
+    times = {"default_ms": 2.0, "ms": 1.0, "ratio": 0.5}
+    whole = SimpleNamespace(**times, low=0.4, high=0.6, kept=True)
+    found: Any = SimpleNamespace(
+        trials=1, known=0, left=0, wrong=0, noise=None, conditions=(), confirmation=whole,
+        kernels={"conv": SimpleNamespace(**times, choice="wide")},
+    )  # fmt: skip
+    job: Any = SimpleNamespace(project=SimpleNamespace(name="m"))
+    lines = tuned_lines(found, Path("tuning.jsonl"), job, estimated=False, emulated=emulated)
+    timed = [line for line in "\n".join(lines).splitlines() if re.search(r"\bms\b|\bMS\b", line)]
+    assert len(timed) == 2
+    assert all(("emulated" in line.lower()) == emulated for line in timed)
 
 
 @pytest.mark.parametrize(
