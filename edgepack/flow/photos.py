@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import tempfile
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -12,7 +14,7 @@ import numpy.typing as npt
 
 from edgepack.base.errors import UsageError
 from edgepack.deploy.remote_app import TENSORS
-from edgepack.preprocess.image import KINDS, load_image
+from edgepack.preprocess.image import KINDS, GrayImageError, load_image
 
 _FORMATS = {"rgb": "rgb24", "bgr": "bgr24", "gray": "gray"}
 COLORS = tuple(_FORMATS)
@@ -41,22 +43,36 @@ def is_image(data: object) -> TypeGuard[Any]:
     return "PIL.Image" in sys.modules and isinstance(data, sys.modules["PIL.Image"].Image)
 
 
-def pixels_of(photo: object, color: str | None = None) -> Pixels:
+def pixels_of(
+    photo: object, color: str | None = None, *, accept: Collection[str] = KINDS
+) -> Pixels:
     """The pixels of a photo, decoded here and turned as its EXIF data says.
 
     An array is uint8, (height, width, 3) with `color` "rgb" or "bgr", or (height, width) with
-    "gray". Raises UsageError if it is none, or nobody says which, and ImageError for a file.
+    "gray". `accept` are the kinds of photos that are converted, others are refused. Raises
+    UsageError if it is none, or nobody says which, and ImageError for a kind that is refused.
     """
     if isinstance(photo, str | Path):
-        return _pixels(load_image(Path(photo), accept=KINDS), "bgr")
+        return _pixels(load_image(Path(photo), accept=accept), "bgr")
     if is_image(photo):
-        return _pixels(np.asarray(photo.convert("RGB")), "rgb")
+        if photo.mode == "RGB":
+            return _pixels(np.asarray(photo), "rgb")
+        # Gray, with alpha, of a palette: what a file of it would be taken for, or refused as.
+        with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
+            file = Path(folder) / "photo.png"
+            photo.save(file)
+            return _pixels(load_image(file, accept=accept), "bgr")
     if color not in _FORMATS:
         raise UsageError(
             "an array of pixels, and nobody says in which order its channels are"
             if color is None
             else f"color: unknown: {color!r}",
             hint='give color="rgb", color="bgr" (as OpenCV has it) or color="gray"',
+        )
+    if color == "gray" and "gray" not in accept:
+        raise GrayImageError(
+            "pixels of one channel, but the model was made for colours",
+            hint='accept = ["gray"] in [preprocess] repeats the channel',
         )
     array = np.asarray(photo)
     channels = () if color == "gray" else (3,)

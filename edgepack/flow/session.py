@@ -8,6 +8,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from edgepack.base.errors import UsageError
+from edgepack.bundle.bundle import PREPROCESS
 from edgepack.bundle.manifest import APP
 from edgepack.deploy.answers import SenselessError, read_object
 from edgepack.deploy.app_answers import AppAnswer
@@ -17,6 +19,7 @@ from edgepack.device.base import Stream, is_emulated
 from edgepack.device.errors import ConnectionLostError
 from edgepack.device.facts import own_folder
 from edgepack.flow.photos import Pixels, pixels_of
+from edgepack.preprocess.spec import PreprocessSpec
 
 
 class Session:
@@ -33,6 +36,7 @@ class Session:
         self._options, self._timeout_s = tuple(options), timeout_s
         self._stream: Stream | None = None
         self._form: tuple[str, int, int] | None = None
+        self._accept: tuple[str, ...] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -53,7 +57,9 @@ class Session:
         decoded here, in full. Raises UsageError if it is none of these, what the app says, and
         ConnectionLostError.
         """
-        pixels = pixels_of(photo, color)
+        if self._accept is None:
+            self._accept = self._accepted()
+        pixels = pixels_of(photo, color, accept=self._accept)
         stream = self._open(pixels)
         with contextlib.suppress(BrokenPipeError):  # its answer says why
             stream.write(pixels.data)
@@ -81,6 +87,18 @@ class Session:
         if stream is not None:
             with contextlib.closing(stream), contextlib.suppress(ConnectionLostError):
                 stream.finish()
+
+    def _accepted(self) -> tuple[str, ...]:
+        """The kinds of photos that the release converts: the app would leave out all others."""
+        command = f'r=$({own_folder(self._root)}) && cat "$r"/current/{PREPROCESS}'
+        done = self._device.run(command, check=False)
+        if done.returncode != 0:
+            raise UsageError(
+                f"{self._device.name}: what is deployed in {self._root} takes no photos",
+                hint="deploy it with preprocess, or use run with arrays",
+            )
+        file = f"{self._device.name}: {PREPROCESS}"
+        return PreprocessSpec.from_json(done.stdout, file=file).accepted
 
     def _open(self, pixels: Pixels) -> Stream:
         """The running app, for photos like this."""

@@ -21,6 +21,8 @@ from edgepack.deploy.answers import SenselessError
 from edgepack.deploy.deploy import Report, deploy_bundle
 from edgepack.device import LocalDevice
 from edgepack.flow.deployment import Deployment
+from edgepack.preprocess.image import AlphaImageError, GrayImageError
+from edgepack.preprocess.spec import PreprocessSpec
 from tests.fake_app import fake_bundle
 from tests.schemas import check_output
 
@@ -112,6 +114,8 @@ def streaming(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     app.parent.mkdir(parents=True)
     app.write_text(STREAMING)
     app.chmod(0o755)
+    spec = PreprocessSpec(input="input", accept=("gray",))
+    (home / ROOT / "current" / "preprocess.json").write_text(spec.to_json())
     with Deployment(LocalDevice(home), ROOT) as deployment:
         yield deployment
 
@@ -148,6 +152,24 @@ def test_what_the_app_refuses_is_an_error_and_the_session_goes_on(streaming: Dep
         with pytest.raises(UsageError, match="bad size 3x3"):
             session.run(np.zeros((3, 3, 3), np.uint8), color="rgb")
         assert session.run(PIXELS, color="bgr").document["form"] == "bgr24"
+
+
+def test_what_the_release_would_not_take_is_refused_here(tmp_path: Path) -> None:
+    """The app counts such frames as broken and says nothing: nobody would wait for its answer."""
+    current = tmp_path / ROOT / "current"
+    (current / "bin").mkdir(parents=True)
+    with Deployment(LocalDevice(tmp_path), ROOT) as deployment, deployment.session() as session:
+        with pytest.raises(UsageError, match="takes no photos"):
+            session.run(PIXELS, color="rgb")
+        (current / "preprocess.json").write_text(PreprocessSpec(input="input").to_json())
+        with pytest.raises(GrayImageError, match="made for colours"):
+            session.run(PIXELS[:, :, 0], color="gray")
+        Image.fromarray(PIXELS[:, :, 0]).save(tmp_path / "gray.png")
+        with pytest.raises(GrayImageError, match="is gray"):
+            session.run(tmp_path / "gray.png")
+        for mode, error in (("L", GrayImageError), ("RGBA", AlphaImageError)):
+            with pytest.raises(error):
+                session.run(Image.new(mode, (4, 2)))
 
 
 @pytest.mark.parametrize(
