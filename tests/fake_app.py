@@ -127,6 +127,7 @@ while [ $# -gt 0 ]; do
       esac
       top='"top":[{"index":1,"label":"dog","score":0.9}],'; shift 2;;
     --output) output=$2; shift 2;;
+    --tolerance) shift 2;;
     --json) shift;;
     *) shift;;
   esac

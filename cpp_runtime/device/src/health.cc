@@ -27,6 +27,13 @@ std::string Number(double value) {
           static_cast<std::size_t>(std::snprintf(text.data(), text.size(), "%.3g", value))};
 }
 
+/// So that the same number is read again.
+std::string Exactly(double value) {
+  std::array<char, 32> text;  // NOLINT(*-member-init): filled by the call
+  return {text.data(),
+          static_cast<std::size_t>(std::snprintf(text.data(), text.size(), "%.17g", value))};
+}
+
 Error Failed(std::string message, std::string hint = {}) {
   return {kExitMismatch, "health-failed", std::move(message), std::move(hint)};
 }
@@ -182,7 +189,8 @@ Health CheckHealth(const Releases& releases, const std::string& release, const s
   health.at = now;
   health.system = SystemName();
   Runner runner(releases.PathOf(release), manifest.timeout_s);
-  std::vector<std::string> golden = {"--golden"};
+  // As exact as the model itself is, by the manifest: others than the app's default.
+  std::vector<std::string> golden = {"--golden", "--tolerance", Exactly(manifest.tolerance)};
   if (manifest.max_latency_ms) golden.insert(golden.end(), {"--warmup", "1", "--bench", kRuns});
   Step("health.golden");
   health.golden = runner.Run(golden);

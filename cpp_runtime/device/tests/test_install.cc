@@ -135,6 +135,14 @@ TEST_CASE("status says what a model was compared on before it was packed") {
   CHECK(Contains(StatusJson(bench.site()), untold));
 }
 
+TEST_CASE("the test is as exact as the manifest says") {
+  Bench bench;
+  const TestBundle asked =
+      WithApp("[ \"$1 $2 $3\" = '--golden --tolerance 0.0001' ] || exit 9\n" + HealthAnswer("0"));
+  bench.Install(asked);
+  CHECK(bench.Current() == "releases/" + asked.release);
+}
+
 TEST_CASE("a release that does not work there is gone back from") {
   Bench bench;
   bench.Install(TestBundle());
