@@ -349,6 +349,7 @@ def assert_session(deployed: edgepack.Deployment, photo: Path) -> None:
     """The real app, kept running, sees in pixels what it sees in the file."""
     alone = deployed.run(photo)
     bgr = cv2.imread(str(photo))
+    assert bgr is not None
     other = photo.with_name("chelsea.png")
     with deployed.session(top=5) as session:
         seen = [*session.stream([bgr, bgr[:, :, ::-1].copy()], color="bgr")]

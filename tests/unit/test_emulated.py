@@ -54,7 +54,7 @@ def shown(answer: AppAnswer) -> list[str]:
     assert answer.bench is not None
     assert answer.profile is not None
     lines = [*answer_lines(answer), *bench_lines(answer.bench), *profile_lines(answer.profile)]
-    page = bench_page(answer, "title")
+    page = str(bench_page(answer, "title"))
     assert ("latency of 3 runs (emulated)" in page) == answer.emulated  # over the histogram
     page = re.sub("<style>.*?</style>|<svg.*?</svg>", "", page, flags=re.DOTALL)
     lines += [cell for cell in re.split(r"<[^>]+>", page) if cell]
@@ -75,13 +75,18 @@ def test_those_of_a_board_do_not() -> None:
     assert ask(emulated=False).to_dict()["emulated"] is False
 
 
-def test_areas_of_a_mask_are_shown() -> None:
-    areas = [{"index": 0, "label": "road", "pixels": 40, "runs": [0, 40]}]
-    said = {"edgepack": "0.1.0", "run_ms": 1.0, "areas": areas}
-    for found, shown in ((said, "40 pixels     0  road"), ({**said, "areas": []}, "no areas")):
-        scripted: Any = ScriptedDevice("board", lambda _, found=found: json.dumps(found))
-        lines = answer_lines(ask_app(scripted, "r", RunRequest(golden=True)))
-        assert lines[0].strip() == shown
+@pytest.mark.parametrize(
+    ("areas", "shown"),
+    [
+        ([{"index": 0, "label": "road", "pixels": 40, "runs": [0, 40]}], "40 pixels     0  road"),
+        ([], "no areas"),
+    ],
+)
+def test_areas_of_a_mask_are_shown(areas: list[object], shown: str) -> None:
+    said = json.dumps({"edgepack": "0.1.0", "run_ms": 1.0, "areas": areas})
+    scripted: Any = ScriptedDevice("board", lambda _command: said)
+    lines = answer_lines(ask_app(scripted, "r", RunRequest(golden=True)))
+    assert lines[0].strip() == shown
 
 
 def test_two_releases_side_by_side_say_so() -> None:
