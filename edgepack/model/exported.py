@@ -7,6 +7,7 @@ import logging
 import os
 import pickle
 import re
+import shlex
 import shutil
 import tempfile
 import zipfile
@@ -77,6 +78,7 @@ _PROGRAM = re.compile(r"[^/]+/models/[^/]+\.json|serialized_exported_program\.js
 # PyTorch packs nothing; somebody's zip program may have.
 _SMALL_BYTES = 16 << 20
 _GROWTH = 20
+_START_BYTES = 1 << 20
 
 # What is not read as tensors: pickles of any class, and libraries that are loaded.
 _RUN = {
@@ -158,6 +160,11 @@ def _check_members(path: Path, archive: zipfile.ZipFile) -> None:
         parts = {name.partition("/")[2] for name in names}
         if any(part.startswith("code/") for part in parts):
             raise _no_program(path, "a TorchScript archive")
+        if _is_ultralytics(archive):
+            raise NotExportedError(
+                f"{path}: not an exported PyTorch program, but a checkpoint of ultralytics",
+                hint=f"yolo export model={shlex.quote(path.name)} format=onnx",
+            )
         what = "weights of torch.save" if "data.pkl" in parts else "another kind of archive"
         raise _no_program(path, what)
     for name in names:
@@ -178,6 +185,15 @@ def _check_members(path: Path, archive: zipfile.ZipFile) -> None:
             for expression in expressions:
                 if not isinstance(expression, str) or not _EXPRESSION.fullmatch(expression):
                     raise _unsafe(path, f"not a size: {str(expression)[:80]!r}")
+
+
+def _is_ultralytics(archive: zipfile.ZipFile) -> bool:
+    """Whether a pickle, which is not read as one, names the package's classes."""
+    for name in archive.namelist():
+        if name.endswith("/data.pkl"):
+            with archive.open(name) as file:
+                return b"ultralytics." in file.read(_START_BYTES)
+    return False
 
 
 def _expressions(value: Any) -> Iterator[Any]:

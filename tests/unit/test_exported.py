@@ -126,6 +126,15 @@ def test_a_damaged_program_is_refused(tmp_path: Path) -> None:
     assert f"{_MODEL} is not JSON" in _refused(path, NotExportedError)
 
 
+def test_a_checkpoint_of_ultralytics_has_its_own_command(tmp_path: Path) -> None:
+    """As its `save` begins: the class's module by name, which nobody imports here."""
+    start = "\x02}q\x00X\x05\x00\x00\x00modelq\x02cultralytics.nn.tasks\nDetectionModel\n"
+    path = _archive(tmp_path / "best.pt", {"best/data.pkl": start, "best/data/0": "0"})
+    with pytest.raises(NotExportedError, match="but a checkpoint of ultralytics") as caught:
+        read_model(ModelSpec(path=path))
+    assert caught.value.hint == "yolo export model=best.pt format=onnx"
+
+
 @pytest.mark.parametrize(
     ("member", "what"),
     [
