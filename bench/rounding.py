@@ -1,0 +1,238 @@
+"""How exact float32 is inside networks: errors against float64, ours over onnxruntime's.
+
+    python -m bench.rounding [--photos N] [MODEL ...]
+
+Each network is computed three times on the same photographs: in float64 by onnx's reference, by
+onnxruntime, and by our compiler with each setting that changes how sums are made. Compared is what
+every convolution and product reads, and the outputs: the root of the mean square of what each
+tensor is off, ours over onnxruntime's. Printed are the median over a network's tensors, the largest
+of them, and that of the last output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from numpy.lib.stride_tricks import sliding_window_view
+from onnx import TensorProto, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+from onnxruntime import SessionOptions
+
+from bench.accuracy import PREPROCESSING
+from bench.models import get_model
+from bench.photos import Photo, photos
+from edgepack.base.paths import write_atomic
+from edgepack.boards import get_board
+from edgepack.compiler import compile_model
+from edgepack.compiler.backend.run import run_plan
+from edgepack.compiler.precision import Precision
+from edgepack.model import ModelSpec
+from edgepack.model.session import cpu_session
+from edgepack.native.toolchain import select
+from edgepack.preprocess.spec import Resize
+
+Array = npt.NDArray[Any]
+
+NETWORKS = (
+    "mobilenetv1",
+    "mobilenetv2",
+    "mobilenetv3-small",
+    "efficientnet-lite0",
+    "squeezenet1.1",
+    "resnet18",
+    "resnet50",
+    "mobilenetv4-small",
+    "shufflenetv2",
+    "regnety-400mf",
+)
+"""Two with trained weights, eight with drawn ones."""
+
+_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_IMAGENET = PREPROCESSING["mobilenetv2"]
+# As a project with preprocessing compiles: its input, a photograph, is bounded. `speed` lets
+# Winograd's algorithm take what it gains by, `exact` forbids it.
+SETTINGS = {"speed": False, "exact": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A network with a setting: what its tensors are off, over what onnxruntime's are."""
+
+    network: str
+    setting: str
+    tensors: int
+    median: float
+    largest: float
+    output: float
+
+
+def inner(graph: onnx.GraphProto) -> list[str]:
+    """What products read that is computed inside the graph, and its outputs, in order."""
+    made = {name for node in graph.node for name in node.output}
+    read = [node.input[0] for node in graph.node if node.op_type in _PRODUCTS]
+    names = [name for name in read if name in made]
+    return list(dict.fromkeys([*names, *(output.name for output in graph.output)]))
+
+
+def with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+    """The model with those tensors as its outputs."""
+    inferred = onnx.shape_inference.infer_shapes(model)
+    known = {value.name: value for value in (*inferred.graph.value_info, *inferred.graph.output)}
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    del copy.graph.output[:]
+    copy.graph.output.extend(known[name] for name in names)
+    return copy
+
+
+def in_float64(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with float64 wherever it has float32."""
+    wide = onnx.ModelProto()
+    wide.CopyFrom(model)
+    del wide.graph.value_info[:]
+    for tensor in wide.graph.initializer:
+        _widen(tensor)
+    for value in (*wide.graph.input, *wide.graph.output):
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT:
+            value.type.tensor_type.elem_type = TensorProto.DOUBLE
+    for node in wide.graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                _widen(attribute.t)
+            if node.op_type == "Cast" and attribute.i == TensorProto.FLOAT:
+                attribute.i = TensorProto.DOUBLE
+    return wide
+
+
+def _widen(tensor: onnx.TensorProto) -> None:
+    if tensor.data_type == TensorProto.FLOAT:
+        values = numpy_helper.to_array(tensor).astype("float64")
+        tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+
+
+class Conv(OpRun):  # type: ignore[misc]
+    """A convolution of images by one product for each group, where onnx's own is a loop."""
+
+    op_domain = ""
+
+    def _run(self, data: Array, weight: Array, bias: Array | None = None, **words: Any) -> Any:
+        height, width = weight.shape[2:]
+        pads = words.get("pads") or [0, 0, 0, 0]
+        strides, dilations = words.get("strides") or [1, 1], words.get("dilations") or [1, 1]
+        groups = words.get("group") or 1
+        if (words.get("auto_pad") or "NOTSET") not in ("NOTSET", "VALID"):
+            raise NotImplementedError(words["auto_pad"])
+        wide = np.pad(data, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])))
+        reach = ((height - 1) * dilations[0] + 1, (width - 1) * dilations[1] + 1)
+        seen = sliding_window_view(wide, reach, axis=(2, 3))
+        seen = seen[:, :, :: strides[0], :: strides[1], :: dilations[0], :: dilations[1]]
+        parts = zip(np.split(seen, groups, 1), np.split(weight, groups, 0), strict=True)
+        made = [
+            np.tensordot(part, w, ((1, 4, 5), (1, 2, 3))).transpose(0, 3, 1, 2) for part, w in parts
+        ]
+        whole = np.concatenate(made, 1)
+        return (whole if bias is None else whole + bias.reshape(1, -1, 1, 1),)
+
+
+def off(got: Array, exact: Array) -> float:
+    """The root of the mean square of what `got` is off."""
+    return float(np.sqrt(np.mean((got.astype("float64") - exact) ** 2)))
+
+
+def measure(name: str, shown: Sequence[Photo]) -> list[Row]:
+    """The rows of a network."""
+    model = onnx.load(get_model(name).path)
+    names = inner(model.graph)
+    model = with_outputs(model, names)
+    inputs = [input_of(name, model, photo) for photo in shown]
+    constants = {tensor.name for tensor in model.graph.initializer}
+    (given,) = (v.name for v in model.graph.input if v.name not in constants)
+    reference = ReferenceEvaluator(in_float64(model), new_ops=[Conv])
+    exact = [reference.run(names, {given: data.astype("float64")}) for data in inputs]
+    session = cpu_session(model.SerializeToString(), SessionOptions())
+    theirs = [session.run(names, {given: data}) for data in inputs]
+    scale = max(off(b, np.zeros(1)) for one in exact for b in one)
+    if (
+        max(off(a, b) for k, one in enumerate(theirs) for a, b in zip(one, exact[k], strict=True))
+        > 1e-3 * scale
+    ):
+        raise ValueError(f"{name}: onnx's reference computes something else than onnxruntime")
+    board = get_board("local")
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
+        path = Path(folder) / "model.onnx"
+        onnx.save(model, path)
+        for setting, direct in SETTINGS.items():
+            out = Path(folder) / setting
+            precision = Precision(bounded=frozenset([given]), direct=direct)
+            toolchain = select(board).toolchain
+            compile_model(ModelSpec(path=path), board, toolchain, out, precision=precision)
+            ours = [run_plan(out, [data]) for data in inputs]
+            ratios = [
+                _mean([off(g[k], e[k]) for g, e in zip(ours, exact, strict=True)])
+                / _mean([off(t[k], e[k]) for t, e in zip(theirs, exact, strict=True)])
+                for k in range(len(names))
+            ]
+            rows.append(
+                Row(
+                    network=name,
+                    setting=setting,
+                    tensors=len(names),
+                    median=float(np.median(ratios)),
+                    largest=max(ratios),
+                    output=ratios[-1],
+                )
+            )
+    return rows
+
+
+def _mean(values: Sequence[float]) -> float:
+    return max(float(np.mean(values)), np.finfo("float64").tiny)
+
+
+def input_of(name: str, model: onnx.ModelProto, photo: Photo) -> Array:
+    """The photo as the network's input."""
+    spec = PREPROCESSING.get(name, _IMAGENET)
+    height, width = (d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim[2:])
+    if (height, width) != (spec.crop or (0, 0)):
+        exact = Resize(mode="exact", height=height, width=width)
+        spec = replace(spec, resize=exact, crop=None)
+    return spec.load(photo.path)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="(default: ten networks)")
+    parser.add_argument("--photos", type=int, default=3, metavar="N")
+    parser.add_argument("--json", type=Path, help="a file for the rows")
+    args = parser.parse_args(argv)
+    shown = photos()[:: max(1, len(photos()) // args.photos)][: args.photos]
+    rows: list[Row] = []
+    print(f"{'network':20} {'setting':8} {'tensors':>7} {'median':>7} {'largest':>8} {'output':>7}")
+    for name in args.models or NETWORKS:
+        for row in measure(name, shown):
+            print(
+                f"{row.network:20} {row.setting:8} {row.tensors:7} {row.median:7.2f}"
+                f" {row.largest:8.2f} {row.output:7.2f}",
+                flush=True,
+            )
+            rows.append(row)
+    if args.json is not None:
+        write_atomic(
+            args.json, json.dumps([asdict(row) for row in rows], indent=1).encode() + b"\n"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
