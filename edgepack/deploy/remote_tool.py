@@ -166,7 +166,8 @@ def bring_tool(
 
 
 # Each upload has a file of its own, so that nobody writes into another's. It begins with what the
-# longest one of the same content has, an upload that was cut. The last step is one rename.
+# longest one of the same content has, an upload that was cut. The last step is one rename, and who
+# comes to it sweeps away all others of the same content: at any moment one may be gone.
 # The device needs its space to live: where it is used up, what was begun is taken away again.
 _BRING = """umask 022
 fail() {{
@@ -182,11 +183,11 @@ best=; most=0
 for part in bin/.tool-{sha256}-*; do
   n=$(($(size "$part"))); [ $n -le $most ] || [ $n -gt {total} ] || {{ best=$part most=$n; }}
 done
-if [ -n "$best" ]; then cp -- "$best" {new}; else : >{new}; fi || fail
+{{ [ -n "$best" ] && cp -- "$best" {new} 2>/dev/null; }} || : >{new} || fail
 for part in bin/.tool-{sha256}-{session}-*; do [ "$part" = {new} ] || rm -f -- "$part"; done
 echo $(($(size {new})))
 cat >>{new} || fail
-[ $(($(size {new}))) -ge {total} ] || exit {incomplete}"""
+[ $(($(size {new}))) -ge {total} ] || {{ ! [ -e {new} ] && [ -e {tool} ]; }} || exit {incomplete}"""
 
 _SUM = """sum() {{ set -- $({sha256sum} "$1" 2>/dev/null); echo "$1"; }}"""
 _CHECK = """if [ "$(sum {new})" != {sha256} ]; then
