@@ -280,21 +280,25 @@ def test_a_repository_that_stands_still_or_goes_back(
     release = apt_repository._release
 
     def of_then(dist: Path, valid_days: int | None) -> str:
-        """As it was signed two days ago."""
+        """As it was signed `days` ago."""
         text = release(dist, valid_days)
         for name in ("Date", "Valid-Until"):
             (line,) = re.findall(rf"^{name}: .*$", text, re.M)
-            then = parsedate_to_datetime(line.partition(": ")[2]) - timedelta(days=2)
+            then = parsedate_to_datetime(line.partition(": ")[2]) - timedelta(days=days)
             text = text.replace(line, f"{name}: {format_datetime(then, usegmt=True)}")
         return text
 
+    days = 2
     with monkeypatch.context() as patched:
         patched.setattr(apt_repository, "_release", of_then)
         publish(repository, first, "--valid-days", "1")
     assert "is expired" in device.update(check=False)
     assert device.apt("-s", "install", NAME, check=False).returncode != 0
 
-    publish(repository, "--valid-days", "3")
+    days = 1  # older than the next one, whose date has whole seconds
+    with monkeypatch.context() as patched:
+        patched.setattr(apt_repository, "_release", of_then)
+        publish(repository, "--valid-days", "3")
     device.update()
     old = tmp_path / "old"
     shutil.copytree(repository, old)

@@ -94,7 +94,8 @@ void ReadYolo(JsonObject* root, Spec* spec) {
   spec->point_size = ReadCount("point_size", 2, 3, root);
   spec->masks = ReadCount("masks", 0, kMostMasks, root);
   spec->rotated = root->Bool("rotated");
-  const int kinds = (spec->points != 0 ? 1 : 0) + (spec->masks != 0 ? 1 : 0) + spec->rotated;
+  const int kinds =
+      (spec->points != 0 ? 1 : 0) + (spec->masks != 0 ? 1 : 0) + (spec->rotated ? 1 : 0);
   if (kinds > (spec->head == Spec::Head::kV5 ? 0 : 1)) {
     root->Fail("points", "cannot be used with masks, rotated or this head");
   }

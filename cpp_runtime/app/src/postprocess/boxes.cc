@@ -60,8 +60,7 @@ double OverlapOf(const Spread& one, const Spread& two) {
       (xx * y * y + yy * x * x) / (whole + kLittle) / 4 - xy * x * y / (whole + kLittle) / 2;
   const double shape = std::log(whole / (4 * std::sqrt(own) + kLittle) + kLittle) / 2;
   const double distance = far + shape;
-  const double near =
-      std::isnan(distance) ? kFar : std::min(std::max(distance, kLittle), kFar);
+  const double near = std::isnan(distance) ? kFar : std::min(std::max(distance, kLittle), kFar);
   return 1 - std::sqrt(1 - std::exp(-near) + kLittle);
 }
 

@@ -41,11 +41,10 @@ Corners AddTurned(Point centre, double width, double height, double angle, Candi
   const double sin = std::sin(angle) / 2;
   const Point wide = {width * cos, width * sin};
   const Point high = {-height * sin, height * cos};
-  const std::array<Point, 4> points = {
-      {{centre.x - wide.x - high.x, centre.y - wide.y - high.y},
-       {centre.x + wide.x - high.x, centre.y + wide.y - high.y},
-       {centre.x + wide.x + high.x, centre.y + wide.y + high.y},
-       {centre.x - wide.x + high.x, centre.y - wide.y + high.y}}};
+  const std::array<Point, 4> points = {{{centre.x - wide.x - high.x, centre.y - wide.y - high.y},
+                                        {centre.x + wide.x - high.x, centre.y + wide.y - high.y},
+                                        {centre.x + wide.x + high.x, centre.y + wide.y + high.y},
+                                        {centre.x - wide.x + high.x, centre.y - wide.y + high.y}}};
   Corners box = {points[0].x, points[0].y, points[0].x, points[0].y};
   for (const Point point : points) {
     found->AddPoint(point);
@@ -74,8 +73,8 @@ void FindRows(const PostprocessSpec& spec, const Grid& grid, Candidates* found) 
     const double score = grid.At(4, cell);
     const double index = grid.At(5, cell);
     if (!found->Counts(score) || !(index >= 0 && index < 2147483648.0)) continue;
-    Corners box = {grid.At(0, cell) * unit.x, grid.At(1, cell) * unit.y,
-                   grid.At(2, cell) * unit.x, grid.At(3, cell) * unit.y};
+    Corners box = {grid.At(0, cell) * unit.x, grid.At(1, cell) * unit.y, grid.At(2, cell) * unit.x,
+                   grid.At(3, cell) * unit.y};
     if (spec.rotated) {
       box = AddBox(spec, grid, kMore, cell, found);
     } else {
