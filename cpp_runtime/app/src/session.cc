@@ -288,6 +288,7 @@ struct Session::State {
       } catch (const GpuError& error) {
         shared().health->Failed(error.message);
       }
+      EndCopies();
       BringInputsBack();
     }
     WholeOnCpu();
@@ -299,6 +300,14 @@ struct Session::State {
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       const char* const data = static_cast<const char*>(inputs[i].data);
       kept[i].assign(data, data + inputs[i].info->bytes);
+    }
+  }
+
+  /// Waits for what the GPU was to do before it failed: none of it may write over the inputs later.
+  void EndCopies() const {
+    try {
+      gpu->Wait();
+    } catch (const GpuError&) {  // counted before
     }
   }
 

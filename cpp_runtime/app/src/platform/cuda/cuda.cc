@@ -239,6 +239,8 @@ CudaSession::CudaSession(std::shared_ptr<const CudaModel> model, char* arena)
 CudaSession::~CudaSession() {
   const Functions& functions = model_->functions;
   if (functions.CtxSetCurrent(model_->context) != kSuccess) return;
+  // After a failure copies may be under way: the driver is in the host's arena until they end.
+  if (stream_ != nullptr) functions.StreamSynchronize(stream_);
   for (const auto& [launches, graph] : graphs_) functions.GraphExecDestroy(graph);
   if (stream_ != nullptr) functions.StreamDestroy(stream_);
   if (registered_) functions.MemHostUnregister(host_);

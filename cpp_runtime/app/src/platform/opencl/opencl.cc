@@ -133,6 +133,11 @@ class OpenClModel;
 class OpenClSession final : public GpuSession {
  public:
   OpenClSession(std::shared_ptr<const OpenClModel> model, char* arena);
+  ~OpenClSession() override;
+  OpenClSession(const OpenClSession&) = delete;
+  OpenClSession& operator=(const OpenClSession&) = delete;
+  OpenClSession(OpenClSession&&) = delete;
+  OpenClSession& operator=(OpenClSession&&) = delete;
 
   void Enter() override {}
   void ToGpu(std::size_t offset, std::size_t bytes) override;
@@ -282,6 +287,11 @@ OpenClSession::OpenClSession(std::shared_ptr<const OpenClModel> model, char* are
     }
     kernels_.push_back(std::move(kernel));
   }
+}
+
+OpenClSession::~OpenClSession() {
+  // After a failure copies may be under way: the driver is in the host's arena until they end.
+  model_->functions.Finish(queue_.get());
 }
 
 void OpenClSession::ToGpu(std::size_t offset, std::size_t bytes) {
