@@ -14,12 +14,6 @@ import numpy as np
 from bench.fetch import Wheel, unpacked
 from tests.support import importable
 
-_SCHEMA = Wheel(
-    name="tflite",
-    version="2.18.0",
-    platform="any",
-    sha256="a49a4316530377c597bb272176c12d5d3c4453640118b068c93a8c3cc6c5c2c1",
-)
 _LITERT = Wheel(
     name="ai-edge-litert",
     version="2.3.0",
@@ -42,8 +36,8 @@ _OPEN = Wheel(
 
 
 def use_packages() -> None:
-    """Make `tflite` and `ai_edge_litert` importable, from the cache."""
-    importable(unpacked(_SCHEMA), unpacked(_LITERT))
+    """Make `ai_edge_litert` importable, from the cache."""
+    importable(unpacked(_LITERT))
 
 
 def micro(name: str) -> Path:

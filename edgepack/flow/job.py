@@ -621,7 +621,12 @@ _SOURCES = (
     "native/toolchain.py",
 )
 _DEPENDENCIES = ("apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "onnxruntime")
-_EXTRAS = ("onnxscript", "tflite", "torch")  # where they are installed
+_READS_WITH = {  # a format's file is made ONNX by
+    ".tflite": ("tflite",),
+    ".pt": ("onnxscript", "torch"),
+    ".pt2": ("onnxscript", "torch"),
+    ".pth": ("onnxscript", "torch"),
+}
 
 
 def _compile_key(
@@ -659,7 +664,7 @@ def _compile_key(
         "toolchain": kernel_toolchain(job).title,
         "dependencies": {
             **{name: importlib.metadata.version(name) for name in _DEPENDENCIES},
-            **{name: _version(name) for name in _EXTRAS},
+            **{name: _version(name) for name in _READS_WITH.get(job.model.path.suffix, ())},
         },
         "sources": {
             str(source.relative_to(_PACKAGE)): hashlib.sha256(source.read_bytes()).hexdigest()

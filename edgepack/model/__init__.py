@@ -218,7 +218,7 @@ def read_tflite(path: Path) -> Any:
     return tflite.read_tflite(path)
 
 
-# Formats that are read as ONNX; each needs an extra (see pyproject.toml).
+# Formats that are read as ONNX; PyTorch is an extra (see pyproject.toml).
 _READERS: dict[str, Callable[[Path], Any]] = {
     ".pt": read_exported,
     ".pt2": read_exported,

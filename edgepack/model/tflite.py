@@ -98,10 +98,6 @@ _REDUCE = {
 }
 
 
-class TfliteExtraError(ModelError):
-    """The package that reads TFLite files is not installed."""
-
-
 class NotTfliteError(NotOnnxError):
     """The file is no TFLite model, or a damaged one."""
 
@@ -114,16 +110,11 @@ def read_tflite(path: Path) -> Any:
     """The TFLite model at `path` as an `onnx.ModelProto`.
 
     Inputs and outputs keep their names, types and shapes; a batch that the file leaves open is 1.
-    Raises `TfliteExtraError`, `NotTfliteError`, and `UnsupportedTfliteError` naming all operators
-    that have no conversion.
+    Raises `NotTfliteError`, and `UnsupportedTfliteError` naming all operators that have no
+    conversion.
     """
-    try:
-        import tflite  # type: ignore[import-not-found]
-    except ImportError:
-        raise TfliteExtraError(
-            f"{path}: TFLite files are read with a package that is not installed: tflite",
-            hint="pip install 'edgepack[tflite]', or pip install tflite",
-        ) from None
+    import tflite  # type: ignore[import-untyped]
+
     data = path.read_bytes()
     if data[4:8] != _IDENTIFIER:
         raise NotTfliteError(f"{path}: not a TFLite model: it has no {_IDENTIFIER.decode()!r}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import builtins
 import os
 import random
 import resource
@@ -22,7 +21,6 @@ from edgepack.flow.verify import difference, make_cases
 from edgepack.model import ModelSpec, read_model
 from edgepack.model.tflite import (
     NotTfliteError,
-    TfliteExtraError,
     UnsupportedTfliteError,
     read_tflite,
 )
@@ -338,20 +336,6 @@ def test_it_is_compiled_like_any_model(tmp_path: Path) -> None:
 def test_what_has_no_conversion_is_named() -> None:
     with pytest.raises(UnsupportedTfliteError, match=r"hey_jarvis\.tflite: .*: IF: it has no"):
         read_tflite(tflite_models.wake("hey_jarvis"))
-
-
-def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name == "tflite":
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(TfliteExtraError, match="not installed: tflite") as caught:
-        read_tflite(Path("any.tflite"))
-    assert "pip install 'edgepack[tflite]'" in str(caught.value.hint)
 
 
 def test_damaged_files_end_typed(tmp_path: Path) -> None:
