@@ -56,9 +56,9 @@ class Classes(PostprocessSpec):
 
     def classes(self, shapes: Shapes) -> int:
         (first, *others) = shapes
-        if others or not first or math.prod(first) != first[-1]:
+        if others or not first or math.prod(first) != max(first):
             raise ValueError("it takes one output, a vector of scores")
-        return first[-1]
+        return max(first)
 
     def run(
         self, tensors: Sequence[Array], geometry: Geometry | None, labels: Sequence[str] = ()

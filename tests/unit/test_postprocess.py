@@ -148,6 +148,14 @@ def test_outputs_and_labels_are_checked() -> None:
 # ------------------------------------------------ classes
 
 
+@pytest.mark.parametrize("shape", [(8,), (1, 8), (1, 8, 1, 1), (1, 1, 1, 8), (1, 1)])
+def test_a_vector_of_scores_may_have_more_dimensions(shape: tuple[int, ...]) -> None:
+    count = max(shape)
+    spec = bound('kind = "classes"', shape)
+    (first, *_) = spec.run([np.arange(count, dtype=np.float32).reshape(shape)], None).top or ()
+    assert first.index == count - 1
+
+
 def test_classes() -> None:
     values = np.array([[1.0, 3.0, np.nan, 3.0, -2.0]], np.float32)
     raw = Classes(outputs=("y",), scores="raw", top=4).run([values], None, ("a", "b")).top

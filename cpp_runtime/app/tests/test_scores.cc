@@ -47,6 +47,8 @@ TEST_CASE("softmax") {
 TEST_CASE("vectors of scores") {
   CHECK(IsVector({1000}));
   CHECK(IsVector({1, 1, 10}));
+  CHECK(IsVector({1, 10, 1, 1}));
+  CHECK(IsVector({1, 1}));
   CHECK_FALSE(IsVector({}));
   CHECK_FALSE(IsVector({2, 10}));
 }

@@ -19,7 +19,7 @@ struct Score {
   double score = 0;
 };
 
-/// Whether a tensor is one vector of scores: all dimensions but the last are 1.
+/// Whether a tensor is one vector of scores: all dimensions but one are 1.
 bool IsVector(const Shape& shape);
 
 /// The `count` largest elements, best first, equal ones by index. NaN sorts last.

@@ -79,7 +79,7 @@ Point Geometry::Source(Point point) const {
 
 bool IsVector(const Shape& shape) {
   return !shape.empty() &&
-         std::all_of(shape.begin(), shape.end() - 1, [](std::int64_t dim) { return dim == 1; });
+         std::count_if(shape.begin(), shape.end(), [](std::int64_t dim) { return dim != 1; }) <= 1;
 }
 
 std::vector<Score> TopScores(const TensorView& output, std::size_t count,
