@@ -38,11 +38,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="ask the device and print the plan; nothing is built, and nothing written there",
     )
     add_transfer(parser)
-    option_group(parser, TRANSFER).add_argument(
-        "--replace",
-        action="store_true",
-        help="replace a release of another model under the same name",
-    )
     add_html(parser)
     parser.set_defaults(run=run)
 
@@ -67,6 +62,11 @@ def add_transfer(parser: argparse.ArgumentParser) -> None:
         "--allow-downgrade",
         action="store_true",
         help="activate a lower version than the device has had, although it has signers pinned",
+    )
+    group.add_argument(
+        "--replace",
+        action="store_true",
+        help="replace a release of another model under the same name",
     )
     group.add_argument(
         "--limit-rate",
@@ -118,6 +118,7 @@ def deploy_options(args: argparse.Namespace) -> DeployOptions:
         limit_bytes_s=args.limit_rate,
         allow_downgrade=args.allow_downgrade,
         new_version=getattr(args, "sign", None) is not None,
+        replace_model=args.replace,
         signers=args.signers,
     )
 

@@ -40,7 +40,7 @@ def run_deploy(args: argparse.Namespace, console: Console) -> int:
         remote_service.need_service(bundle.manifest.service, f"bundle {bundle.manifest.name}")
     device = _connect(args, spec, board, console)
     try:
-        if not args.replace:
+        if not options.replace_model:
             check_same_model(device, root, bundle)
         if args.dry_run:
             steps = preview(bundle, device, root, options=options)

@@ -21,6 +21,7 @@ class DeployOptions:
     `signers` is a file of allowed signers (ssh-keygen(1)) to pin at the first install;
     `allow_downgrade` takes a lower version than the device has had. With `new_version` a bundle of
     the same version as another that was current there is refused, if signers are pinned.
+    `replace_model` takes the place of a release of another model (see `check_same_model`).
     A device with another `machine_id` than this is refused, if it is given and the device has one.
     """
 
@@ -31,6 +32,7 @@ class DeployOptions:
     limit_bytes_s: float | None = None
     allow_downgrade: bool = False
     new_version: bool = False
+    replace_model: bool = False
     signers: str | Path | None = None
     machine_id: str = ""
 

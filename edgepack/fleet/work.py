@@ -14,6 +14,7 @@ from edgepack.bundle.bundle import Bundle
 from edgepack.deploy import answers, remote_service, remote_tool
 from edgepack.deploy.deploy import conversation_s, deploy_bundle
 from edgepack.deploy.options import DEFAULT_OPTIONS, DeployOptions
+from edgepack.deploy.other_model import check_same_model
 from edgepack.device import Address, Device, SshOptions, adb, open_device, open_virtual
 from edgepack.device.errors import OtherDeviceError
 from edgepack.device.limit import limited
@@ -158,13 +159,16 @@ class Deploy(_OnDevice):
         bundle = self.bundles[str(device.board)]
         service_s = SERVICE_S if self.service else 0.0
         deploy_s = conversation_s(bundle, self._options(device), upload=True)
-        return CONNECTING_S + deploy_s + service_s
+        return CONNECTING_S + self.commands_s + deploy_s + service_s
 
     def __call__(self, device: FleetDevice) -> Done:
         """See `Work`."""
         bundle = self.bundles[str(device.board)]
         options = self._options(device)
         with self._open(device) as (remote, root):
+            if not options.replace_model:
+                with limited(remote, self.commands_s, "looking at what is there"):
+                    check_same_model(remote, root, bundle)
             try:
                 report = deploy_bundle(bundle, remote, root, options=options)
             except OtherDeviceError as error:

@@ -32,6 +32,7 @@ from edgepack.deploy.answers import SenselessError, Status, Switched
 from edgepack.deploy.app_answers import AppAnswer, Bench, Class, Profile, class_bars, emulated_mark
 from edgepack.deploy.deploy import Report, deploy_bundle
 from edgepack.deploy.options import DEFAULT_OPTIONS, DeployOptions
+from edgepack.deploy.other_model import check_same_model
 from edgepack.deploy.remote_app import TENSORS, RunRequest, ask_app
 from edgepack.deploy.remote_tool import Layout
 from edgepack.device import Device, SshOptions, open_device
@@ -310,7 +311,8 @@ def deploy(
     `shapes`, `root` and so on. `sign` is a private key. `progress` hears of each step: a function
     of one text, such as `print`, or a `Progress`.
 
-    Raises what `load_project`, `make_job`, `package_job`, `open_device` and `deploy_bundle` raise.
+    Raises what `load_project`, `make_job`, `package_job`, `open_device` and `deploy_bundle` raise,
+    and `OtherModelError` where a release of another model would be replaced.
     """
     told = reporting_to(progress)
     settings |= {"board": board, "device": device}
@@ -327,6 +329,8 @@ def deploy(
     try:
         root = root_of(known)
         options = replace(options, new_version=options.new_version or sign is not None)
+        if not options.replace_model:
+            check_same_model(connection, root, bundle)
         report = deploy_bundle(bundle, connection, root, options=options, progress=told)
     except BaseException:
         connection.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 
 from edgepack.base.errors import ConnectError, RemoteError
 from edgepack.deploy.deploy import DeployOptions
+from edgepack.deploy.other_model import OtherModelError
 from edgepack.fleet import FleetDevice
 from edgepack.fleet import work as module
 from edgepack.fleet.work import AskStatus, Deploy, Rollback
+from tests.bundles import small_bundle
 from tests.scripted_tool import NEW, OLD, RELEASE, STATUS, ScriptedDevice
 
 DEVICE = FleetDevice(name="a", address="a", board="rasp3b")
@@ -95,6 +98,22 @@ def test_the_look_after_the_soak_time(tool: FakeTool) -> None:
     tool.pending, tool.current = None, OLD
     with pytest.raises(RemoteError, match=f"release {NEW} is not current any more, but {OLD}"):
         deploy.check(DEVICE)
+    assert tool.open == 0
+
+
+def test_a_release_of_another_model_stays(
+    tool: FakeTool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    there, own = small_bundle(tmp_path / "a"), small_bundle(tmp_path / "b")
+    outputs = (replace(own.manifest.model.outputs[0], name="boxes"),)
+    model = replace(own.manifest.model, sha256="cd" * 32, outputs=outputs)
+    own = replace(own, manifest=replace(own.manifest, model=model))
+    manifest = there.file("manifest.json").read_text()
+    monkeypatch.setattr(tool, "_answer", lambda _: manifest)
+    monkeypatch.setattr(module, "deploy_bundle", lambda *_, **__: pytest.fail("it was deployed"))
+    deploy = Deploy(connect=tool.connect, root="edgepack/m", bundles={"rasp3b": own})
+    with pytest.raises(OtherModelError, match="is another model"):
+        deploy(DEVICE)
     assert tool.open == 0
 
 
