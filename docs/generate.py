@@ -1,6 +1,7 @@
 """Writes what docs/reference has of the command line and the public API.
 
-cli.md, api.md, meanings.md, edgepack.1 for man, and output.schema.json: what --json prints.
+cli.md, api.md, meanings.md, edgepack.1 for man, and output.schema.json: what --json prints. In
+schemas/, those of the files that edgepack reads: see file_schemas.py.
 
 `--check` writes nothing and exits with 1 if a file is out of date.
 """
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent / "reference"
+FILE_SCHEMAS = HERE.parents[1] / "schemas"
 HEAD = "<!-- Made by docs/generate.py: change the source, not this file. -->\n"
 
 
@@ -499,6 +501,7 @@ def _of_projects() -> dict[str, Any]:
             {
                 "path": _TEXT,
                 "labels": _or_null(_TEXT),
+                "schema": _TEXT,
                 "lists": _TEXTS,
                 "keys": _list(_object(line)),
                 "open": _TEXTS,
@@ -588,6 +591,7 @@ def _of_bundles() -> dict[str, Any]:
         "boards": {"anyOf": [_list(board), board]},
         "board down": _object({"name": _TEXT, "running": {"type": "boolean"}}),
         "board ssh-config": _object({"name": _TEXT, "ssh_config": _TEXT}),
+        "schema": {"anyOf": [_object({"path": _TEXT}), _object({"title": _TEXT})]},
         "completion": _object({"shell": _TEXT, "script": _TEXT}),
         "--version": _object({"version": _TEXT}),
     }
@@ -675,19 +679,22 @@ def _schema(kind: Any) -> dict[str, Any]:
 
 def main(argv: list[str]) -> int:
     """Write or check all pages."""
+    from docs.file_schemas import schema_text
+    from edgepack.base.schemas import SCHEMA_OF
+
     check = argv == ["--check"]
     stale = []
-    pages = (
-        ("cli.md", cli_page()),
-        ("api.md", api_page()),
-        ("meanings.md", meanings_page()),
-        ("edgepack.1", man_page()),
-        ("output.schema.json", schema_page()),
-    )
-    for name, page in pages:
-        file = HERE / name
+    pages = {
+        HERE / "cli.md": cli_page(),
+        HERE / "api.md": api_page(),
+        HERE / "meanings.md": meanings_page(),
+        HERE / "edgepack.1": man_page(),
+        HERE / "output.schema.json": schema_page(),
+        **{FILE_SCHEMAS / file: schema_text(name) for name, file in SCHEMA_OF.items()},
+    }
+    for file, page in pages.items():
         if not file.exists() or file.read_text() != page:
-            stale.append(name)
+            stale.append(file.name)
             if not check:
                 file.write_text(page)
     if stale and check:

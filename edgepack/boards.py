@@ -184,15 +184,14 @@ def load_boards(extra: Sequence[str | Path] = ()) -> dict[str, Board]:
         root = Table(read_toml(file), file=file)
         own: dict[str, Any] = root.take("boards", dict)
         root.finish()
-        for name, changes in own.items():
-            if not isinstance(changes, dict):
-                raise ConfigError(f"{file}: boards.{name}: {changes!r} is not a table")
-            table = dict(changes)
-            base = table.pop("base", name)
-            if base not in tables and (base != name or not isinstance(base, str)):
+        for name in own:
+            table: dict[str, Any] = Table(own, file=file, path="boards").take(name, dict)
+            base = Table(table, file=file, path=f"boards.{name}").take("base", str, name)
+            table = {key: value for key, value in table.items() if key != "base"}
+            if base not in tables and base != name:
                 raise ConfigError(
                     f"{file}: boards.{name}.base: unknown board {base!r}",
-                    hint=perhaps(str(base), tables),
+                    hint=perhaps(base, tables),
                 )
             merged = {**tables.get(base, {}), **table}
             if "has" not in table and not table.keys().isdisjoint(("cpu", "clusters", "triple")):

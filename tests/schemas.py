@@ -1,6 +1,7 @@
-"""docs/reference/output.schema.json, and whether a value is what it says.
+"""docs/reference/output.schema.json, and whether a value is what a schema says.
 
-Only what that file uses of JSON Schema is known here; any other word is an error.
+Only what that file and those in schemas/ use of JSON Schema is known here; any other word is an
+error.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def problems(value: Any, schema: dict[str, Any], at: str) -> list[str]:
     assert not schema.keys() - _WORDS - {"additionalProperties"}, schema.keys()
     if "anyOf" in schema:
         found = [problems(value, one, at) for one in schema["anyOf"]]
-        return [] if [] in found else max(found, key=len)
+        if [] not in found:
+            return max(found, key=len)
     if "enum" in schema and value not in schema["enum"]:
         return [f"{at}: {value!r} is none of {schema['enum']}"]
     if "type" in schema:
@@ -93,7 +95,12 @@ def problems(value: Any, schema: dict[str, Any], at: str) -> list[str]:
     if isinstance(value, dict):
         wrong += [f"{at}.{key}: missing" for key in schema.get("required", ()) if key not in value]
         others = schema.get("additionalProperties", {})
+        if others is False:
+            unknown = value.keys() - schema.get("properties", {}).keys()
+            wrong += [f"{at}.{key}: unknown" for key in sorted(unknown)]
         for key, item in value.items():
+            if others is False and key not in schema.get("properties", {}):
+                continue
             wrong += problems(item, schema.get("properties", {}).get(key, others), f"{at}.{key}")
     if isinstance(value, list):
         parts = schema.get("prefixItems", [])

@@ -66,7 +66,7 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def data_file(name: str) -> Path:
-    """Path of `boards.toml`, `toolchains`, `tuned`, `cpp_runtime` or `LICENSE`.
+    """Path of `boards.toml`, `toolchains`, `tuned`, `schemas`, `cpp_runtime` or `LICENSE`.
 
     They lie beside the package in a checkout (and so in an editable install) and
     in `edgepack/data` in a wheel.

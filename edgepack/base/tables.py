@@ -7,10 +7,14 @@ message names the file, the key's full path and the value.
 from __future__ import annotations
 
 import codecs
+import contextlib
+import contextvars
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, overload
 
@@ -27,7 +31,6 @@ _DOTTED = re.compile(
 )
 
 _NAMES: dict[Any, str] = {
-    int | str: "a whole number or a string",
     str: "a string",
     int: "a whole number",
     float: "a number",
@@ -127,6 +130,59 @@ def _int64(digits: str) -> int | float:
     return value if -(2**63) <= value < 2**63 else float(digits)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TakenKey:
+    """A key that a reader asked a table for: what a schema says of it.
+
+    `path` is the table's ("boards.rasp3b"). `kind` is a type, or a union of some; that of each item
+    if it `is_list`. `choices` are the values that are possible, () for any of the kind. `value` is
+    what a choice came to.
+    """
+
+    path: str
+    key: str
+    kind: Any
+    required: bool
+    is_list: bool = False
+    choices: tuple[str, ...] = ()
+    value: object = None
+
+
+_taken: contextvars.ContextVar[list[TakenKey] | None] = contextvars.ContextVar(
+    "taken", default=None
+)
+
+
+@contextlib.contextmanager
+def watch_keys() -> Iterator[list[TakenKey]]:
+    """Within this block, the keys that tables are asked for, be they there or not."""
+    taken: list[TakenKey] = []
+    token = _taken.set(taken)
+    try:
+        yield taken
+    finally:
+        _taken.reset(token)
+
+
+def _kinds(kind: Any) -> tuple[Any, ...]:
+    """The types of a union; a type by itself."""
+    return typing.get_args(kind) or (kind,)
+
+
+def _fits(value: object, kind: Any) -> bool:
+    """Whether it is of the kind: a whole number is a float too, a truth value no number."""
+    kinds = _kinds(kind)
+    if isinstance(value, bool):
+        return bool in kinds or object in kinds
+    return isinstance(value, kinds) or (float in kinds and isinstance(value, int))
+
+
+def _named(kind: Any) -> str:
+    kinds = _kinds(kind)
+    named = (one for one in kinds if one is not int or float not in kinds)
+    return " or ".join(_NAMES.get(one, str(one)) for one in named)
+
+
 class Table:
     """One table of a file, `path` in it ("boards.rasp3b"), read key by key."""
 
@@ -168,6 +224,10 @@ class Table:
         """Whether `key` is there and not yet taken."""
         return key in self._left
 
+    def has_list(self, key: str) -> bool:
+        """Whether `key` is there, not yet taken, and a list."""
+        return isinstance(self._left.get(key), list)
+
     @overload
     def take(self, key: str, kind: type[T]) -> T: ...
     @overload
@@ -177,39 +237,63 @@ class Table:
 
     def take(self, key: str, kind: type[T], default: Any = _REQUIRED) -> Any:
         """The value of `key`, which must be of `kind` (float takes whole numbers too)."""
+        self._note(key, kind, required=default is _REQUIRED)
+        return self._take(key, kind, default)
+
+    def _note(self, key: str, kind: Any, *, required: bool, **more: Any) -> None:
+        if (taken := _taken.get()) is not None:
+            taken.append(TakenKey(path=self._path, key=key, kind=kind, required=required, **more))
+
+    def _take(self, key: str, kind: Any, default: Any = _REQUIRED) -> Any:
         self._known.add(key)
         if key not in self._left:
             if default is _REQUIRED:
-                raise self.fail(key, "missing", hint=f"it must be {_NAMES.get(kind, kind)}")
+                raise self.fail(key, "missing", hint=f"it must be {_named(kind)}")
             return default
         value = self._left.pop(key)
         if value is None and default is None:  # JSON's null; TOML has none
             return None
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise self.fail(key, f"{value!r} is not {_NAMES.get(kind, kind)}")
+        if not _fits(value, kind):
+            raise self.fail(key, f"{value!r} is not {_named(kind)}")
         return value
 
     def take_list(
         self, key: str, kind: type[T], default: Sequence[T] | None = None
     ) -> tuple[T, ...]:
         """A list of `kind`; required unless there is a `default`."""
+        self._note(key, kind, required=default is None, is_list=True)
         if default is not None and key not in self._left:
             self._known.add(key)
             return tuple(default)
-        values: list[Any] = self.take(key, list)
+        values: list[Any] = self._take(key, list)
         for value in values:
-            good = isinstance(value, kind) or (kind is float and isinstance(value, int))
-            if not good or (isinstance(value, bool) and kind is not bool):
-                raise self.fail(key, f"{value!r} is not {_NAMES.get(kind, kind)}")
-        return tuple(kind(value) for value in values)  # type: ignore[call-arg]
+            if not _fits(value, kind):
+                raise self.fail(key, f"{value!r} is not {_named(kind)}")
+        return tuple(float(value) if kind is float else value for value in values)  # type: ignore[misc]
 
-    def take_choice(self, key: str, choices: Sequence[str], default: str | None = None) -> str:
-        """One of `choices`."""
-        value = self.take(key, str) if default is None else self.take(key, str, default)
-        if value not in choices:
-            raise self.fail(key, f"unknown value {value!r}", hint=perhaps(value, choices))
+    @overload
+    def take_choice(
+        self, key: str, choices: Sequence[str], default: str = ..., *, hints: Mapping[str, str] = {}
+    ) -> str: ...
+    @overload
+    def take_choice(self, key: str, choices: Sequence[str], default: None) -> str | None: ...
+
+    def take_choice(
+        self,
+        key: str,
+        choices: Sequence[str],
+        default: Any = _REQUIRED,
+        *,
+        hints: Mapping[str, str] = {},
+    ) -> str | None:
+        """One of `choices`; `hints` are for values that are none and often meant."""
+        value: str | None = self._take(key, str, default)
+        self._note(key, str, required=default is _REQUIRED, choices=tuple(choices), value=value)
+        if value is not None and value not in choices:
+            hint = hints.get(value) or perhaps(value, choices)
+            raise self.fail(key, f"unknown value {value!r}", hint=hint)
         return value
 
     def need(self, keys: Iterable[str]) -> Table:

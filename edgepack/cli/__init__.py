@@ -63,6 +63,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "board": "start, stop, list and use virtual boards",
         "doctor": "list the tools a board needs, found or not",
         "cache": "show or prune what is kept to be quick the next time",
+        "schema": "print the JSON Schema of a project file, a fleet or boards, for editors",
         "completion": "print completions for bash, zsh or fish",
     },
 }

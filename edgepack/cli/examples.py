@@ -152,6 +152,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "edgepack cache prune --unused-days 30 --dry-run",
         "edgepack cache prune --max-mb 2000",
     ),
+    "schema": (
+        "edgepack schema edgepack.toml",
+        "edgepack schema edgepack.toml --out edgepack.schema.json",
+        "edgepack schema fleet.toml --out fleet.schema.json",
+    ),
     "completion": (
         "edgepack completion bash > ~/.local/share/bash-completion/completions/edgepack",
         "edgepack completion fish > ~/.config/fish/completions/edgepack.fish",

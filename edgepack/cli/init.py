@@ -88,6 +88,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         {
             "path": str(draft.path),
             "labels": str(draft.labels[0]) if draft.labels else None,
+            "schema": str(draft.schema),
             "lists": [str(file) for file, _ in draft.lists],
             "keys": [
                 {"key": line.key, "value": line.value, "why": line.why, "guess": line.guessed}
@@ -100,7 +101,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             [
                 draft.text.rstrip(),
                 "",
-                ", ".join(map(str, (f"written to {draft.path}", *beside))),
+                ", ".join(map(str, (f"written to {draft.path}", *beside, draft.schema))),
                 *(f"open: {question}" for question in draft.open),
                 *(f"next: {command}" for command in after),
             ]

@@ -148,9 +148,8 @@ def _check_word(table: Table, key: str, value: str) -> None:
 
 def _labels(table: Table) -> dict[str, str]:
     given: dict[str, Any] = table.take("labels", dict)
-    for key, value in given.items():
+    labels = Table(given, file=table.file, path=table.name("labels"))
+    for key in given:
         if not _NAME.fullmatch(key):
-            raise table.fail(f"labels.{key}", "not a name for a label", hint=_NAME_HINT)
-        if not isinstance(value, str):
-            raise table.fail(f"labels.{key}", f"{value!r} is not a string")
-    return given
+            raise labels.fail(key, "not a name for a label", hint=_NAME_HINT)
+    return {key: labels.take(key, str) for key in given}

@@ -72,10 +72,11 @@ class Settings:
         """The settings in fleet.toml's [rollout]; raises ConfigError."""
         default = Settings()
         values: dict[str, Any] = {}
+        kind: Any = int | str
         for key in ("canary", "max_failures", "max_failures_total"):
-            given = table.take(key, object, getattr(default, key))
+            given = table.take(key, kind, getattr(default, key))
             values[key] = _share(table, key, given, groups=key == "canary")
-        given_waves = table.take("waves", list, list(default.waves))
+        given_waves = table.take_list("waves", kind, default.waves)
         values["waves"] = tuple(_share(table, "waves", item) for item in given_waves)
         if not values["waves"] or not all(share.value for share in values["waves"]):
             raise table.fail("waves", "each wave must have a device at least")

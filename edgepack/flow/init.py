@@ -20,10 +20,17 @@ import numpy as np
 
 from edgepack.base.errors import ConfigError, EdgepackError, ModelError, UsageError
 from edgepack.base.page import Tabular
+from edgepack.base.schemas import SCHEMA_OF, is_schema, schema_text
 from edgepack.base.tables import to_toml
 from edgepack.base.text import one_line
 from edgepack.flow.exporters import Known, said_of
-from edgepack.flow.project import class_of_label, default_name, project_name, read_labels
+from edgepack.flow.project import (
+    PROJECT_FILE,
+    class_of_label,
+    default_name,
+    project_name,
+    read_labels,
+)
 from edgepack.flow.reference import golden_inputs, model_outputs
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo, read_model
 from edgepack.model.states import begin_text, propose_states
@@ -71,6 +78,11 @@ class Draft(Tabular):
     preprocess: PreprocessSpec | None = None
     tells_classes: bool = False
 
+    @property
+    def schema(self) -> Path:
+        """The file that tells editors which keys there are."""
+        return self.path.with_name(SCHEMA_OF[PROJECT_FILE])
+
     def rows(self) -> list[dict[str, Any]]:
         """The keys, and why each has its value."""
         return [
@@ -79,7 +91,8 @@ class Draft(Tabular):
         ]
 
     def write(self) -> None:
-        """Write it; what is there was checked by `draft_project`."""
+        """Write it, with its schema beside it; what is there was checked by `draft_project`."""
+        _write(self.schema, schema_text(PROJECT_FILE))
         if self.labels is not None:
             _write(*self.labels)
         for path, text in self.lists:
@@ -108,10 +121,12 @@ def draft_project(
     preset that does not fit the model, labels that are not as many as its classes, or a file of
     settings beside it that cannot be read.
     """
-    if out.exists() and not overwrite:
-        raise UsageError(
-            f"{out} is there already", hint="name another with --out, or add --overwrite"
-        )
+    schema = out.with_name(SCHEMA_OF[PROJECT_FILE])
+    for file in (out, schema):
+        if file.exists() and not overwrite and not is_schema(file, PROJECT_FILE):
+            raise UsageError(
+                f"{file} is there already", hint="name another with --out, or add --overwrite"
+            )
     loaded = read_model(ModelSpec(path=model))
     known = said_of(loaded)
     lines: list[Line] = [
@@ -502,7 +517,8 @@ def _text(
     table: Sequence[Line],
     after: Sequence[Line],
 ) -> str:
-    text = ["# What `edgepack deploy` needs to know; flags of the command line override it."]
+    text = [f"#:schema ./{SCHEMA_OF[PROJECT_FILE]}"]
+    text += ["# What `edgepack deploy` needs to know; flags of the command line override it."]
     text += ["# Paths are relative to this file.", "[project]", *map(_written, lines)]
     if shapes or unknown:
         text += ["", "[shapes]", *map(_written, shapes)]

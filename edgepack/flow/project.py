@@ -415,11 +415,7 @@ def _read_project(table: Table) -> dict[str, Any]:
         ("quantized", QUANTIZED),
         ("compute", COMPUTE),
     ):
-        values[key] = table.take(key, str, None)
-        if values[key] not in (None, *choices):
-            raise table.fail(
-                key, f"unknown value {values[key]!r}", hint=perhaps(values[key], choices)
-            )
+        values[key] = table.take_choice(key, choices, None)
     values["tolerance"] = table.take("tolerance", float, None)
     if values["tolerance"] is not None and not 0 < values["tolerance"] < 1:
         raise table.fail("tolerance", f"{values['tolerance']} is not between 0 and 1")
@@ -466,15 +462,15 @@ def read_record_files(path: Path) -> tuple[Path, ...]:
 
 def _take_records(path: Path, table: Table | None) -> tuple[Path, ...]:
     """The files of records that `[tune]` names, else the one beside the project file."""
-    if table is None or not table.has("records"):
-        if table is not None:
-            table.finish()
+    is_named = table is not None and table.has("records")
+    names = table.take_list("records", str, ()) if table is not None else ()
+    if table is not None:
+        table.finish()
+    if table is None or not is_named:
         if not (path.parent / RECORDS_FILE).is_file():
             return ()
         return (Table({}, file=path, path="tune").file_inside("records", RECORDS_FILE),)
-    files = [table.file_inside("records", name) for name in table.take_list("records", str)]
-    table.finish()
-    return tuple(files)
+    return tuple(table.file_inside("records", name) for name in names)
 
 
 def _read_compiling(table: Table) -> dict[str, Any]:
@@ -491,14 +487,9 @@ def _read_compiling(table: Table) -> dict[str, Any]:
 
 def _read_exact(table: Table) -> bool | tuple[str, ...] | None:
     """Whether all layers are to be exact, or the names of those that are."""
-    kind: Any = bool | list
-    value = table.take("exact", kind, None)
-    if not isinstance(value, list):
-        return value
-    for name in value:
-        if not isinstance(name, str):
-            raise table.fail("exact", f"{name!r} is not the name of a layer")
-    return tuple(value)
+    if table.has_list("exact"):
+        return table.take_list("exact", str)
+    return table.take("exact", bool, None)
 
 
 def _read_quantize(table: Table) -> Quantizing:
@@ -568,8 +559,11 @@ def _read_states(table: Table, names: Mapping[str, Any]) -> dict[str, str]:
 def _read_constants(table: Table, names: Mapping[str, Any]) -> dict[str, Constant]:
     constants: dict[str, Constant] = {}
     for name, value in names.items():
-        items = value if isinstance(value, list) else [value]
-        if not items or not all(isinstance(item, bool | int | float) for item in items):
-            raise table.fail(name, f"{value!r} is not a number, a truth value or a list of them")
-        constants[name] = tuple(items) if isinstance(value, list) else value
+        kind: Any = int | float | bool
+        if table.has_list(name):
+            constants[name] = table.take_list(name, kind)
+            if value == []:
+                raise table.fail(name, "is empty")
+        else:
+            constants[name] = table.take(name, kind)
     return constants

@@ -252,7 +252,8 @@ def _ssd_anchors(rule: Table, maps: int) -> _Made:
     scales = rule.take_list("scales", float)
     if len(scales) != maps + 1 or not all(0 < one < _MOST_SIDE for one in scales):
         raise rule.fail("scales", f"{list(scales)} are not {maps + 1} numbers above 0")
-    given: list[Any] = rule.take("ratios", list)
+    kind: Any = float | list
+    given: list[Any] = list(rule.take_list("ratios", kind))
     if not all(isinstance(one, list) for one in given):
         given = [given] * maps
     if len(given) != maps:

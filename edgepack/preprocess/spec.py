@@ -565,14 +565,11 @@ def _read_crop(
 
 
 def _read_interpolation(table: Table) -> str:
-    name = table.take("interpolation", str, "linear")
-    if name in INTERPOLATIONS:
-        return name
-    hint = perhaps(name, INTERPOLATIONS)
-    if name in ("bilinear", "bicubic"):  # which of the two makes a difference to the model
-        hint = f"'{name.removeprefix('bi')}' is OpenCV's, 'pil-{name}' Pillow's and torchvision's"
-        hint += ", 'tf-bilinear' TensorFlow's" if name == "bilinear" else ""
-    raise table.fail("interpolation", f"unknown value {name!r}", hint=hint)
+    # Which of them makes a difference to the model.
+    both = "'{}' is OpenCV's, 'pil-bi{}' Pillow's and torchvision's"
+    hints = {f"bi{name}": both.format(name, name) for name in ("linear", "cubic")}
+    hints["bilinear"] += ", 'tf-bilinear' TensorFlow's"
+    return table.take_choice("interpolation", INTERPOLATIONS, "linear", hints=hints)
 
 
 def _take_size(table: Table, key: str) -> int:

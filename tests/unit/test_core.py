@@ -53,7 +53,7 @@ def test_perhaps_falls_back_to_all_names() -> None:
 
 
 def test_data_files_are_found_in_a_checkout() -> None:
-    for name in ("boards.toml", "toolchains", "tuned", "cpp_runtime", "LICENSE"):
+    for name in ("boards.toml", "toolchains", "tuned", "schemas", "cpp_runtime", "LICENSE"):
         assert data_file(name).exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from edgepack.base.errors import ConfigError, EdgepackError, UsageError
+from edgepack.base.schemas import schema_text
 from edgepack.cli import main
 from edgepack.flow.check import check_project
 from edgepack.flow.init import Draft, draft_project
@@ -21,6 +23,7 @@ from edgepack.flow.project import Project, load_project
 from edgepack.flow.reference import ExpectedClassError
 from edgepack.preprocess.presets import PRESETS, sized
 from edgepack.preprocess.spec import PreprocessSpec, Resize
+from tests.schemas import problems
 
 ROOT = Path(__file__).parents[2]
 IMAGE = (1, 3, 224, 224)
@@ -466,6 +469,27 @@ def test_names_that_toml_must_quote(tmp_path: Path) -> None:
     assert project.shapes == {name: (1, 3, 8, 8)}
     assert project.model == tmp_path / "net €.onnx"
     assert draft.path.read_text() == draft.text
+
+
+def test_editors_find_the_schema(tmp_path: Path) -> None:
+    """The first line names it, from the file; it is written anew, another's file is not."""
+    path = model(tmp_path / "net.onnx", {"image": IMAGE})
+    draft, _ = drafted(path)
+    word, _, name = draft.path.read_text().splitlines()[0].partition(" ")
+    assert word == "#:schema"
+    schema = draft.path.parent / name
+    assert schema == draft.schema
+    assert schema.read_text() == schema_text("edgepack.toml")
+    values = tomllib.loads(draft.path.read_text())
+    keywords = {key: json.loads(schema.read_text())[key] for key in ("properties", "required")}
+    assert problems(values, {**keywords, "additionalProperties": False}, "") == []
+    older = {**json.loads(schema.read_text()), "properties": {}}
+    schema.write_text(json.dumps(older))
+    draft_project(path, tmp_path / "other.toml").write()
+    assert schema.read_text() == schema_text("edgepack.toml")
+    schema.write_text("mine")
+    with pytest.raises(UsageError, match=r"edgepack\.schema\.json is there already"):
+        draft_project(path, tmp_path / "third.toml")
 
 
 def test_a_file_is_not_overwritten_and_nothing_is_half_written(tmp_path: Path) -> None:

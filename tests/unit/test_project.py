@@ -243,7 +243,7 @@ def test_flags_alone_are_enough(folder: Path) -> None:
         ('"float16"', '"float61"', "project.precision: unknown value.*perhaps you meant 'float16'"),
         ("[1, 0.5]", '["1"]', "set.scales: .* is not a number"),
         ("= 900", "= 0", "compile.cpu_s: 0 is below 1"),
-        ('["conv_0"]', "[1]", "compile.exact: 1 is not the name of a layer"),
+        ('["conv_0"]', "[1]", "compile.exact: 1 is not a string"),
         ('["conv_0"]', '"yes"', "compile.exact: 'yes' is not "),
         ('"pets"', "3", "project.name: 3 is not a string"),
         ('"pynq"', '""', "project.board: is empty"),
