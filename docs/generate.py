@@ -523,6 +523,7 @@ def _of_projects() -> dict[str, Any]:
                 "expected": _or_null(_COUNT),
             }
         ),
+        "check --changed": _list(_object({"project": _TEXT, "problem": _or_null(_TEXT)})),
         "compile": _object(made),
         "compile --explain": _object({**made, **explained}),
         "compare": _object(compared),

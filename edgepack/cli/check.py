@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgepack.base.errors import UsageError
 from edgepack.cli.console import Console
 from edgepack.cli.options import (
     add_model,
@@ -35,6 +37,14 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--top", type=positive, default=5, metavar="K", help="classes to print (default: 5)"
     )
+    parser.add_argument(
+        "--changed",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="check each edgepack.toml that is, or names, one of these files, and each model among "
+        "them that none names; for pre-commit",
+    )
     parser.set_defaults(run=run)
 
 
@@ -44,6 +54,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from edgepack.flow.check import check_project
     from edgepack.flow.project import load_project
 
+    if args.changed is not None:
+        return _check_changed(args, console)
     flags = {
         "model": args.model,
         "shapes": parse_shapes(args.shape),
@@ -83,6 +95,33 @@ def run(args: argparse.Namespace, console: Console) -> int:
         "\n".join(lines),
     )
     checked.check_expected()
+    return 0
+
+
+def _check_changed(args: argparse.Namespace, console: Console) -> int:
+    """Check what files belong to, all of it; raise what is wrong."""
+    from edgepack.flow.changed import ProjectsError, check_files, projects_of
+
+    others = (args.model, args.project, args.image, args.shape, args.set, args.state)
+    if any(others):
+        raise UsageError("--changed goes without a model, --project, --image and shapes")
+    results = list(check_files(projects_of(args.changed)))
+    wrong = [(file, error) for file, error in results if error is not None]
+    console.data(
+        [
+            {"project": str(file), "problem": None if error is None else error.message}
+            for file, error in results
+        ],
+        "\n".join(f"{file}: {'ok' if error is None else 'failed'}" for file, error in results),
+    )
+    if len(wrong) == 1:
+        raise wrong[0][1]
+    if wrong:
+        raise ProjectsError(
+            f"{len(wrong)} of {len(results)} checks failed:\n"
+            + "\n".join(f"{file}: {error.message}" for file, error in wrong),
+            hint=f"edgepack check --changed {shlex.quote(str(wrong[0][0]))} says more of the first",
+        )
     return 0
 
 
