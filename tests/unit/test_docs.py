@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import re
 import shlex
@@ -32,6 +33,42 @@ def test_links_lead_to_files(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+def slugs(page: Path) -> set[str]:
+    """The anchors that GitHub, and `./dev docs`, give to a page's headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+        found.add(re.sub(r"[^\w\- ]", "", words).strip().replace(" ", "-"))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_headings(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", page.read_text()):
+        if "://" not in target:
+            assert anchor in slugs(page.parent / target if target else page), (target, anchor)
+
+
+def test_the_site_has_all_pages_and_what_they_link_to() -> None:
+    spec = importlib.util.spec_from_file_location("site_of_docs", ROOT / "docs" / "site.py")
+    assert spec is not None
+    assert spec.loader is not None
+    site = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(site)
+    pages = set(site.pages(ROOT))
+    assert {page.relative_to(ROOT) for page in PAGES if "examples" not in page.parts} <= pages
+    action = Path(".github/actions/edgepack/action.yml")
+    assert action in set(site.linked(ROOT, Path("docs/concepts/virtual-boards.md")))
+    sections = {key: value for entry in site.navigation(ROOT) for key, value in entry.items()}
+    assert sections.pop("Start") == "README.md"
+    shown = [page for entries in sections.values() for entry in entries for page in entry.values()]
+    assert sorted([*shown, "README.md"]) == sorted(page.as_posix() for page in pages)
+    settings = site.config(ROOT, ROOT, ROOT / "build")
+    assert settings["theme"]["font"] is False
+    assert settings["validation"]["links"]["anchors"] == "warn"
 
 
 def test_boards_page_knows_every_key() -> None:

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("name", ["requirements.lock", "requirements-dev.lock"])
+@pytest.mark.parametrize("name", [f"requirements{of}.lock" for of in ("", "-dev", "-docs")])
 def test_every_requirement_has_hashes(name: str) -> None:
     text = re.sub(r"\\\n", " ", (ROOT / name).read_text())
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
