@@ -12,7 +12,7 @@ from edgepack.base.errors import ConfigError, RemoteError
 from edgepack.boards import Board
 from edgepack.bundle.bundle import Bundle
 from edgepack.deploy import answers, remote_service, remote_tool
-from edgepack.deploy.deploy import conversation_s, deploy_bundle
+from edgepack.deploy.deploy import PhaseLimits, conversation_s, deploy_bundle
 from edgepack.deploy.options import DEFAULT_OPTIONS, DeployOptions
 from edgepack.deploy.other_model import check_same_model
 from edgepack.device import Address, Device, SshOptions, adb, open_device, open_virtual
@@ -158,8 +158,10 @@ class Deploy(_OnDevice):
         """See `Work.budget_s`."""
         bundle = self.bundles[str(device.board)]
         service_s = SERVICE_S if self.service else 0.0
-        deploy_s = conversation_s(bundle, self._options(device), upload=True)
-        return CONNECTING_S + self.commands_s + deploy_s + service_s
+        options = self._options(device)
+        looks_s = PhaseLimits.of(bundle, options).facts_s
+        deploy_s = conversation_s(bundle, options, upload=True)
+        return CONNECTING_S + looks_s + deploy_s + service_s
 
     def __call__(self, device: FleetDevice) -> Done:
         """See `Work`."""
@@ -167,7 +169,8 @@ class Deploy(_OnDevice):
         options = self._options(device)
         with self._open(device) as (remote, root):
             if not options.replace_model:
-                with limited(remote, self.commands_s, "looking at what is there"):
+                looks_s = PhaseLimits.of(bundle, options).facts_s
+                with limited(remote, looks_s, "looking at what is there"):
                     check_same_model(remote, root, bundle)
             try:
                 report = deploy_bundle(bundle, remote, root, options=options)

@@ -136,7 +136,9 @@ def test_a_deploy_with_a_service(tool: FakeTool, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(module, "deploy_bundle", lambda *_, **__: report)
     monkeypatch.setattr(module.remote_service, "install", install)
-    deploy = Deploy(connect=tool.connect, root="edgepack/m", bundles={"rasp3b": bundle})
+    options = DeployOptions(replace_model=True)
+    bundles = {"rasp3b": bundle}
+    deploy = Deploy(connect=tool.connect, root="edgepack/m", bundles=bundles, options=options)
     assert deploy(DEVICE).details == {"sent_bytes": 7, "before": OLD}
     assert asked == []
     done = replace(deploy, service=True)(DEVICE)
@@ -163,7 +165,8 @@ def test_the_rate_of_a_device_counts_before_that_of_the_rollout(
         return report
 
     monkeypatch.setattr(module, "deploy_bundle", deploy_bundle)
-    for options in (DeployOptions(), DeployOptions(limit_bytes_s=5e5)):
+    for rate in (None, 5e5):
+        options = DeployOptions(limit_bytes_s=rate, replace_model=True)
         deploy = Deploy(connect=tool.connect, root="r", bundles={"rasp3b": bundle}, options=options)
         deploy(DEVICE)
         deploy(replace(DEVICE, limit_bytes_s=2e5))
