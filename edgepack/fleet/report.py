@@ -31,7 +31,7 @@ _COLUMNS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "status": (
         (
             "device", "board", "address", "outcome", "release", "version", "model",
-            "model_sha256", "since", "by", "latency_ms", "error", "hint",
+            "model_sha256", "since", "by", "latency_ms", "emulated", "error", "hint",
         ),
         ("device", "board", "outcome", "release", "version", "model", "since", "by", "error"),
     ),
@@ -145,7 +145,9 @@ class FleetReport:
         yield page.table_head(columns)
         for row in self.rows():
             kind = "ok" if row["ok"] else "waiting" if row["outcome"] == WAITING else "bad"
-            yield page.table_row([row.get(key) for key in columns], kind=kind, names=columns)
+            # What a device is not is no text of a table.
+            cells = [None if row.get(key) is False else row.get(key) for key in columns]
+            yield page.table_row(cells, kind=kind, names=columns)
         yield page.TABLE_END
         yield page.PAGE_END
 

@@ -16,6 +16,7 @@ from edgepack.deploy.deploy import PhaseLimits, conversation_s, deploy_bundle
 from edgepack.deploy.options import DEFAULT_OPTIONS, DeployOptions
 from edgepack.deploy.other_model import check_same_model
 from edgepack.device import Address, Device, SshOptions, adb, open_device, open_virtual
+from edgepack.device.base import is_emulated
 from edgepack.device.errors import OtherDeviceError
 from edgepack.device.limit import limited
 from edgepack.fleet.inventory import VIRTUAL, FleetDevice
@@ -242,7 +243,8 @@ class AskStatus(_OnDevice):
 
     def __call__(self, device: FleetDevice) -> Done:
         """See `Work`."""
-        answer = self._status(device)
+        with self._open(device) as (remote, root), limited(remote, self.commands_s, "its status"):
+            answer, emulated = remote_tool.status(remote, root), is_emulated(remote)
         current = answer.current
         if current is None:
             return Done(outcome="empty", release=None)
@@ -257,6 +259,7 @@ class AskStatus(_OnDevice):
                 "since": current.since,
                 "by": current.by,
                 "latency_ms": health.latency_ms if health else None,
+                "emulated": emulated,
                 "tool": answer.tool,
             },
         )

@@ -56,12 +56,14 @@ def tool() -> FakeTool:
     return FakeTool()
 
 
-def test_status(tool: FakeTool) -> None:
+def test_status(tool: FakeTool, monkeypatch: pytest.MonkeyPatch) -> None:
     ask = AskStatus(connect=tool.connect, root="edgepack/m")
     done = ask(DEVICE)
     assert (done.outcome, done.release) == ("ok", NEW)
     assert done.details["by"] == "me@here"
-    assert done.details["latency_ms"] == 4.5
+    assert (done.details["latency_ms"], done.details["emulated"]) == (4.5, False)
+    monkeypatch.setattr(ScriptedDevice, "is_emulated", True, raising=False)
+    assert ask(DEVICE).details["emulated"]
     tool.pending = {"release": NEW}
     assert ask(DEVICE).outcome == "testing"
     tool.current = None
