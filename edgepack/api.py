@@ -96,13 +96,19 @@ def check(
     project: File | None = None,
     preprocess: Preprocess | None = None,
     top: int = 5,
+    rows: File | None = None,
+    target: str | None = None,
     **settings: Any,
 ) -> Checked:
     """What the reference, onnxruntime, sees in photos on this machine; without any, in the
-    project's own. Its `check_expected` raises if that is not what is expected."""
-    from edgepack.flow.check import check_project
+    project's own. Its `check_expected` raises if that is not what is expected.
+
+    `rows` is a CSV file for a model of tables, `target` the column with the right answers."""
+    from edgepack.flow.check import check_project, check_rows
 
     known = project_from("check", model, project=project, preprocess=preprocess, settings=settings)
+    if rows is not None:
+        return check_rows(known, Path(rows), target)
     return check_project(known, _files(images), top=top)
 
 

@@ -6,7 +6,7 @@ import argparse
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgepack.base.errors import UsageError
 from edgepack.cli.console import Console
@@ -20,7 +20,8 @@ from edgepack.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from edgepack.flow.check import OutputRange
+    from edgepack.flow.check import Checked, OutputRange
+    from edgepack.flow.project import Project
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +34,17 @@ def add(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="FILE",
         help="a photo (repeatable; default: the project's smoke-test photo, golden_image)",
+    )
+    parser.add_argument(
+        "--rows",
+        type=Path,
+        metavar="FILE",
+        help="a CSV file, for models of tables: each row is an input",
+    )
+    parser.add_argument(
+        "--target",
+        metavar="COLUMN",
+        help="of --rows: the column with the right answers, which is no input",
     )
     parser.add_argument(
         "--top", type=positive, default=5, metavar="K", help="classes to print (default: 5)"
@@ -51,7 +63,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Print the classes; fail if the golden image is not what it should be."""
     from edgepack.cli.report import result_lines, score_line
-    from edgepack.flow.check import check_project
+    from edgepack.flow.check import check_project, check_rows
     from edgepack.flow.project import load_project
 
     if args.changed is not None:
@@ -63,6 +75,12 @@ def run(args: argparse.Namespace, console: Console) -> int:
         "states": parse_states(args.state),
     }
     project = load_project(project_file(args), flags)
+    if args.rows is not None:
+        if args.image:
+            raise UsageError("--rows and --image: a model takes rows or photos")
+        return _print_rows(project, check_rows(project, args.rows, args.target), console)
+    if args.target is not None:
+        raise UsageError("--target is a column of --rows")
     checked = check_project(project, args.image, top=args.top)
     lines = []
     for seen in checked.seen:
@@ -75,26 +93,45 @@ def run(args: argparse.Namespace, console: Console) -> int:
         lines += map(_range_line, seen.ranges)
     if checked.hint:
         lines += ["", f"not one score per class: {checked.hint}"]
-    console.data(
-        {
-            "model": str(project.model),
-            "inputs": [asdict(info) for info in checked.inputs],
-            "outputs": [asdict(info) for info in checked.outputs],
-            "preprocess": checked.preprocess is not None,
-            "seen": [
-                {
-                    "image": str(seen.image) if seen.image else None,
-                    "top": [asdict(one) for one in seen.top],
-                    **(seen.results.to_dict() if seen.results else {}),
-                    **({"ranges": [asdict(one) for one in seen.ranges]} if seen.ranges else {}),
-                }
-                for seen in checked.seen
-            ],
-            "expected": checked.expected,
-        },
-        "\n".join(lines),
-    )
+    console.data(_data(project, checked), "\n".join(lines))
     checked.check_expected()
+    return 0
+
+
+def _data(project: Project, checked: Checked) -> dict[str, Any]:
+    return {
+        "model": str(project.model),
+        "inputs": [asdict(info) for info in checked.inputs],
+        "outputs": [asdict(info) for info in checked.outputs],
+        "preprocess": checked.preprocess is not None,
+        "seen": [
+            {
+                "image": str(seen.image) if seen.image else None,
+                "top": [asdict(one) for one in seen.top],
+                **(seen.results.to_dict() if seen.results else {}),
+                **({"ranges": [asdict(one) for one in seen.ranges]} if seen.ranges else {}),
+                **({} if seen.line is None else {"line": seen.line, "target": seen.target}),
+            }
+            for seen in checked.seen
+        ],
+        "expected": checked.expected,
+        **({"agreement": asdict(checked.agreement)} if checked.agreement else {}),
+    }
+
+
+def _print_rows(project: Project, checked: Checked, console: Console) -> int:
+    """Each row's outputs, and how often the answer is right."""
+    lines = []
+    found = checked.agreement
+    for seen in checked.seen:
+        said = "; ".join(_range_text(one) for one in seen.ranges)
+        lines.append(f"line {seen.line}: {said}" + (f"; due: {seen.target}" if found else ""))
+    if found is not None and found.right is not None:
+        lines.append(f"'{found.output}' is right in {found.right} of {found.total} rows")
+    elif found is not None:
+        mean = f"{found.mean_error:.6g}"
+        lines.append(f"'{found.output}' differs by {mean} on average, in {found.total} rows")
+    console.data(_data(project, checked), "\n".join(lines))
     return 0
 
 
@@ -103,8 +140,8 @@ def _check_changed(args: argparse.Namespace, console: Console) -> int:
     from edgepack.flow.changed import ProjectsError, check_files, projects_of
 
     others = (args.model, args.project, args.image, args.shape, args.set, args.state)
-    if any(others):
-        raise UsageError("--changed goes without a model, --project, --image and shapes")
+    if any((*others, args.rows, args.target)):
+        raise UsageError("--changed goes without a model, --project, --image, --rows and shapes")
     results = list(check_files(projects_of(args.changed)))
     wrong = [(file, error) for file, error in results if error is not None]
     console.data(
@@ -125,7 +162,15 @@ def _check_changed(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def _range_text(one: OutputRange) -> str:
+    if one.values:
+        return f"{one.name} {' '.join('-' if v is None else f'{v:.6g}' for v in one.values)}"
+    return _range_line(one).strip()
+
+
 def _range_line(one: OutputRange) -> str:
+    if one.values:
+        return f"  {_range_text(one)}"
     if one.least is None:
         return f"  {one.name} {one.shape}: no finite value"
     return f"  {one.name} {one.shape}: from {one.least:.6g} to {one.most:.6g}, mean {one.mean:.6g}"

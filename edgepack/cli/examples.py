@@ -15,7 +15,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "check": (
         "edgepack check",
         "edgepack check --image cat.jpg --image coffee.jpg",
-        "edgepack check model.onnx --shape input=1,3,224,224",
+        "edgepack check --rows measured.csv --target class",
     ),
     "deploy": (
         "edgepack deploy",

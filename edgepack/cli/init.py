@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgepack.base.errors import UsageError
 from edgepack.cli.console import Console
 from edgepack.cli.options import board_files
 from edgepack.preprocess.presets import PRESETS
+
+if TYPE_CHECKING:
+    from edgepack.flow.init import Draft
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -75,8 +79,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     draft.write()
     load_project(draft.path)  # what was written is what the other commands read
     option = f" --project {draft.path}" if args.out else ""
-    has_photo = any(line.key == "golden_image" for line in draft.lines)
-    after = [f"edgepack check{option}{'' if has_photo else ' --image PHOTO'}"]
+    after = [f"edgepack check{option}{_given_to_check(draft)}"]
     if draft.lists:
         file = draft.path.parent / EVALUATION
         after.append(f"edgepack evaluate{option} --images {shlex.quote(str(file))}")
@@ -108,3 +111,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
         ),
     )
     return 0
+
+
+def _given_to_check(draft: Draft) -> str:
+    """What `check` is to look at, if the project does not say it: a photo or a table."""
+    if any(line.key == "golden_image" for line in draft.lines):
+        return ""
+    return {"photo": " --image PHOTO", "rows": " --rows FILE.csv"}.get(draft.takes, "")

@@ -26,36 +26,46 @@ from edgepack.flow.project import Project, read_labels
 from edgepack.flow.reference import (
     Array,
     ExpectedClassError,
+    Reference,
     Score,
     make_golden,
     of_first,
     top_k,
 )
 from edgepack.flow.results import golden_results
+from edgepack.flow.tables import answer_of, read_rows
 from edgepack.model import TensorInfo, batch_of
+from edgepack.model.meanings import as_meant
 from edgepack.postprocess.results import Results
 from edgepack.preprocess.spec import PreprocessSpec
+
+# Values of an output that are shown one by one.
+_FEW = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What the model sees in one photo; `image` None: in `golden_input`, or random inputs.
+    """What the model sees in one photo; `image` None: in `golden_input`, a row, or random inputs.
 
     `top` are the classes of the first output, best first; empty if the project says what becomes of
-    the outputs: then it is in `results`; or if there are none: then `ranges` has each output.
+    the outputs: then it is in `results`; or if there are none. `ranges` has each other output.
+    `line` and `target` are those of a row (see `read_rows`).
     """
 
     image: Path | None
     top: tuple[Score, ...]
     results: Results | None = None
     ranges: tuple[OutputRange, ...] = ()
+    line: int | None = None
+    target: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputRange:
     """An output that is no score per class: its smallest and largest value and their mean.
 
-    None if none of its values is finite.
+    None if none of its values is finite. `values` are all of them, if they are few; None is one
+    that is not finite.
     """
 
     name: str
@@ -63,10 +73,13 @@ class OutputRange:
     least: float | None
     most: float | None
     mean: float | None
+    values: tuple[float | None, ...] = ()
 
     @classmethod
     def of(cls, name: str, output: Array) -> OutputRange:
         """Those of an array."""
+        listed = output.ravel().tolist() if output.size <= _FEW else []
+        few = tuple(value if np.isfinite(value) else None for value in listed)
         values = output.astype(np.float64).ravel()
         values = values[np.isfinite(values)]
         least, most, mean = (
@@ -74,7 +87,21 @@ class OutputRange:
             if values.size
             else (None, None, None)
         )
-        return cls(name=name, shape=output.shape, least=least, most=most, mean=mean)
+        return cls(name=name, shape=output.shape, least=least, most=most, mean=mean, values=few)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsAgreement:
+    """How an output agrees with the answers in a table.
+
+    `right` rows of `total` have the very answer: as the output's one whole number, or as the
+    greatest of its scores. Of an output of one fraction there is the mean of |difference| instead.
+    """
+
+    output: str
+    total: int
+    right: int | None = None
+    mean_error: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,12 +119,15 @@ class Checked(Tabular):
     expected: int | None
     mending: Mending | None = None
     hint: str = ""
+    agreement: RowsAgreement | None = None
 
     def rows(self) -> list[dict[str, Any]]:
         """The classes, things and outputs that are seen in each photo, best first."""
         found: list[dict[str, Any]] = []
         for one in self.seen:
-            image = {"image": str(one.image) if one.image else None}
+            image: dict[str, Any] = {"image": str(one.image) if one.image else None}
+            if one.line is not None:
+                image = {"line": one.line, "target": one.target}
             results = one.results
             found += [
                 image | {"index": item.index, "label": item.label, "score": item.score}
@@ -127,6 +157,46 @@ class Checked(Tabular):
             f"{self.expected}",
             hint=str(self.mending or "check [preprocess], the labels, or expected_class"),
         )
+
+
+def check_rows(project: Project, rows: Path, target: str | None = None) -> Checked:
+    """Read, check and run the model on each row of a CSV file: see `read_rows`, whose errors it
+    raises beside those of `check_project`."""
+    model = load_model(spec_of(project))
+    labels = read_labels(project.labels) if project.labels else ()
+    reference = Reference(as_meant(model.proto))
+    names = [info.name for info in model.outputs]
+    seen = []
+    judged: list[tuple[Array, float]] = []
+    for line, inputs, answer in read_rows(model, rows, target):
+        outputs = reference.run([inputs[info.name] for info in model.inputs])
+        ranges = tuple(map(OutputRange.of, names, outputs))
+        seen.append(Seen(image=None, top=(), ranges=ranges, line=line, target=answer))
+        if target is not None:
+            due = answer_of(answer, labels, f"{rows}: line {line}: {target}")
+            judged.append((outputs[0], due))
+    return Checked(
+        inputs=tuple(model.inputs),
+        outputs=tuple(model.outputs),
+        preprocess=None,
+        seen=tuple(seen),
+        expected=None,
+        agreement=_agreement(names[0], judged) if judged else None,
+    )
+
+
+def _agreement(output: str, judged: Sequence[tuple[Array, float]]) -> RowsAgreement:
+    first, total = judged[0][0], len(judged)
+    if first.size == 1 and first.dtype.kind == "f":
+        mean = float(np.mean([abs(float(made.ravel()[0]) - due) for made, due in judged]))
+        return RowsAgreement(output=output, total=total, mean_error=mean)
+    right = sum(
+        float(made.ravel()[0]) == due
+        if made.size == 1
+        else bool(made.size) and int(np.argmax(made)) == due
+        for made, due in judged
+    )
+    return RowsAgreement(output=output, total=total, right=right)
 
 
 def check_project(project: Project, images: Sequence[Path] = (), *, top: int = 5) -> Checked:
@@ -163,8 +233,11 @@ def check_project(project: Project, images: Sequence[Path] = (), *, top: int = 5
             seen.append(Seen(image=photo, top=(), ranges=tuple(ranges)))
             continue
         vector = of_first(golden.outputs[0], batch_of(model.inputs))
-        scores = top_k(vector, labels, k=top, scores=project.scores)
-        seen.append(Seen(image=photo, top=tuple(scores)))
+        scores = top_k(vector, labels, k=top, scores=project.scores) if vector.size > 1 else []
+        named = zip(model.outputs, golden.outputs, strict=True)
+        others = tuple(OutputRange.of(info.name, values) for info, values in named)
+        others = others[1 if scores else 0 :]
+        seen.append(Seen(image=photo, top=tuple(scores), ranges=others))
     checked = Checked(
         inputs=tuple(model.inputs),
         outputs=tuple(model.outputs),

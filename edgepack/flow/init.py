@@ -32,6 +32,7 @@ from edgepack.flow.project import (
     read_labels,
 )
 from edgepack.flow.reference import golden_inputs, model_outputs
+from edgepack.flow.tables import takes_rows
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo, read_model
 from edgepack.model.states import begin_text, propose_states
 from edgepack.postprocess.spec import read_postprocess
@@ -66,6 +67,7 @@ class Draft(Tabular):
 
     `open` are the questions that are left to the user. `model` and `preprocess` are those of the
     project, if all shapes are known; `tells_classes`: the first output is one score for each.
+    `takes` is what the model is shown: "photo", "rows" of a table, or something else ("").
     """
 
     path: Path
@@ -77,6 +79,7 @@ class Draft(Tabular):
     model: LoadedModel | None = None
     preprocess: PreprocessSpec | None = None
     tells_classes: bool = False
+    takes: str = ""
 
     @property
     def schema(self) -> Path:
@@ -194,7 +197,14 @@ def draft_project(
         model=whole,
         preprocess=spec,
         tells_classes=not after and _classes(loaded) is not None,
+        takes="photo" if picture is not None else _rows_or_else(loaded.inputs, shapes),
     )
+
+
+def _rows_or_else(inputs: Sequence[TensorInfo], shapes: Sequence[Line]) -> str:
+    chosen = {line.key: tuple(line.value) for line in shapes}
+    known = [dataclasses.replace(info, shape=chosen.get(info.name, info.shape)) for info in inputs]
+    return "rows" if takes_rows(known) else ""
 
 
 def _name(model: Path) -> Line:

@@ -1,0 +1,175 @@
+"""Rows of a CSV file as inputs of a model of tables."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgepack.base.errors import UsageError
+from edgepack.base.tables import read_text
+from edgepack.base.text import shorten, text_lines
+from edgepack.model import LoadedModel, TensorInfo
+
+Array = npt.NDArray[Any]
+
+_MOST_BYTES = 1 << 28
+_MOST_COLUMNS = 1 << 16
+
+
+class RowsError(UsageError):
+    """A file of rows is none, or not of what the model takes."""
+
+
+def takes_rows(inputs: Sequence[TensorInfo]) -> bool:
+    """Whether inputs are what a row of a table has: one vector, or a number each."""
+    shapes = [[size for size in info.shape if isinstance(size, int)] for info in inputs]
+    if not shapes or any(info.dtype == "bool" for info in inputs):
+        return False
+    if len(shapes) == 1:
+        return len(shapes[0]) <= 2 and math.prod(shapes[0]) == max(shapes[0], default=1)
+    return all(math.prod(shape) == 1 for shape in shapes)
+
+
+def read_rows(
+    model: LoadedModel, file: Path, target: str | None = None
+) -> Iterator[tuple[int, dict[str, Array], str]]:
+    """The line of each row of a CSV file, its inputs by their names, and its cell of `target`.
+
+    A model of one vector takes all columns but `target`, in order; one of single numbers the
+    columns with its inputs' names, or all in order where there is no header. The first row is a
+    header if a cell of it is no number. An empty cell is not a number, as pandas writes it. Raises
+    `RowsError`.
+    """
+    if not takes_rows(model.inputs):
+        shapes = ", ".join(f"'{info.name}' {tuple(info.shape)}" for info in model.inputs)
+        raise RowsError(
+            f"{file}: the model takes no rows of a table, but {shapes}",
+            hint="one vector, or inputs of one number each; golden_input takes any tensor",
+        )
+    table = _RowsFile(file)
+    columns = _columns(table, model.inputs, target)
+    at = None if target is None else _column(table, target)
+    for line, cells in table.rows:
+        values = {
+            info.name: _array([(table.names[i], cells[i]) for i in chosen], info, file, line)
+            for info, chosen in zip(model.inputs, columns, strict=True)
+        }
+        yield line, values, "" if at is None else cells[at]
+
+
+def answer_of(text: str, labels: Sequence[str], where: str) -> float:
+    """The number in a cell of answers, or that of the label it has. Raises `RowsError`."""
+    if text in labels:
+        return labels.index(text)
+    try:
+        return float(text)
+    except ValueError:
+        what = "no number" + (", and no label" if labels else "")
+        raise RowsError(
+            f"{where}: '{shorten(text, 40)}' is {what}",
+            hint="" if labels else "labels in [project] name the classes",
+        ) from None
+
+
+class _RowsFile:
+    """The cells of a CSV file, all rows as long as the first. `names` are those of the header, or
+    numbers from 1."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        if file.is_file() and file.stat().st_size > _MOST_BYTES:
+            raise RowsError(f"{file}: larger than {_MOST_BYTES >> 20} MB")
+        lines = text_lines(read_text(file, error=RowsError))
+        reader = csv.reader(lines, strict=True)
+        self.rows: list[tuple[int, list[str]]] = []
+        try:
+            for row in reader:
+                cells = [cell.strip() for cell in row]
+                if any(cells):
+                    self.rows.append((reader.line_num, cells))
+        except csv.Error as error:
+            raise RowsError(f"{file}: line {reader.line_num}: not CSV: {error}") from None
+        first = self.rows[0][1] if self.rows else []
+        if len(first) > _MOST_COLUMNS:
+            raise RowsError(f"{file}: {len(first)} columns; at most {_MOST_COLUMNS}")
+        self.has_header = not all(_is_number(cell) for cell in first)
+        self.names = first if self.has_header else [str(i + 1) for i in range(len(first))]
+        if self.has_header:
+            del self.rows[0]
+        if not self.rows:
+            raise RowsError(f"{file}: there is no row", hint="a line of numbers with commas each")
+        for line, cells in self.rows:
+            if len(cells) != len(self.names):
+                raise RowsError(
+                    f"{file}: line {line}: {len(cells)} values, and {len(self.names)} in the first"
+                )
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell or "nan")
+    except ValueError:
+        return False
+    return True
+
+
+def _column(table: _RowsFile, name: str) -> int:
+    if table.names.count(name) != 1:
+        named = ", ".join(table.names)
+        how = "no column" if name not in table.names else "more than one column"
+        raise RowsError(f"{table.file}: {how} '{name}'", hint=f"there are: {shorten(named, 200)}")
+    return table.names.index(name)
+
+
+def _columns(
+    table: _RowsFile, inputs: Sequence[TensorInfo], target: str | None
+) -> list[Sequence[int]]:
+    """Which columns are each input's."""
+    if len(inputs) > 1 and table.has_header:
+        return [[_column(table, info.name)] for info in inputs]
+    left_out = None if target is None else _column(table, target)
+    free = [i for i in range(len(table.names)) if i != left_out]
+    sizes = [math.prod(size for size in info.shape if isinstance(size, int)) for info in inputs]
+    if len(free) != sum(sizes):
+        hint = ""
+        if target is None and len(free) == sum(sizes) + 1:
+            hint = f"if a column has the answers: --target {table.names[-1]}, for example"
+        raise RowsError(
+            f"{table.file}: {len(free)} columns, but the model takes {sum(sizes)} numbers",
+            hint=hint or None,
+        )
+    if len(inputs) == 1:
+        return [free]
+    return [[i] for i in free]
+
+
+def _array(cells: Sequence[tuple[str, str]], info: TensorInfo, file: Path, line: int) -> Array:
+    dtype = np.dtype(info.dtype)
+    values = [_number(text, dtype, f"{file}: line {line}: {name}") for name, text in cells]
+    shape = tuple(size for size in info.shape if isinstance(size, int))
+    return np.array(values, dtype).reshape(shape)
+
+
+def _number(text: str, dtype: np.dtype[Any], where: str) -> float | int:
+    wanted = f"'{shorten(text, 40)}' is no {dtype.name}"
+    if dtype.kind == "f":
+        try:
+            value = float(text or "nan")
+        except ValueError:
+            raise RowsError(f"{where}: {wanted}") from None
+        if math.isfinite(value) and abs(value) > float(np.finfo(dtype).max):
+            raise RowsError(f"{where}: {wanted}: it is too large")
+        return value
+    try:
+        whole = int(text)
+    except ValueError:
+        raise RowsError(f"{where}: {wanted}") from None
+    if not np.iinfo(dtype).min <= whole <= np.iinfo(dtype).max:
+        raise RowsError(f"{where}: {wanted}: it is too large")
+    return whole
