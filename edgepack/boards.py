@@ -177,6 +177,8 @@ def load_boards(extra: Sequence[str | Path] = ()) -> dict[str, Board]:
         for name, table in values["triples"].items()
     }
     tables: dict[str, dict[str, Any]] = values["boards"]
+    if platform.system() != "Linux":
+        del tables["local"]  # programs and kernels are made for Linux only
     boards = {
         name: _read_board(name, table, triples, file=builtin) for name, table in tables.items()
     }

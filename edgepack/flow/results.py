@@ -13,7 +13,7 @@ from edgepack.base.errors import BundleError
 from edgepack.base.process import run
 from edgepack.base.tables import parse_json
 from edgepack.base.tools import ToolMissingError
-from edgepack.boards import Board, get_board
+from edgepack.boards import Board, load_boards
 from edgepack.bundle.bundle import Bundle, Golden
 from edgepack.flow.own_program import own_program
 from edgepack.flow.reference import of_first
@@ -96,7 +96,9 @@ def _app(bundle: Bundle, board: Board) -> tuple[str | Path, ...] | None:
     """The start of a command line that runs edgepack-run here; None if nothing does."""
     if (own := own_program(bundle, board)) is not None:
         return own
-    local = get_board("local")
+    local = load_boards().get("local")
+    if local is None:  # this machine runs no Linux
+        return None
     with contextlib.suppress(ToolMissingError):
         return (build_runtime(local, select(local).toolchain).app,)
     return None

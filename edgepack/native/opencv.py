@@ -88,7 +88,9 @@ def tool(name: str) -> Path:
 
 def jobs() -> int:
     """How many compilers to run at once: one per CPU this process may use."""
-    return len(os.sched_getaffinity(0))
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # macOS
 
 
 def nasm(toolchain: Toolchain) -> Path | None:

@@ -260,3 +260,15 @@ def test_a_board_without_a_c_library(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             load_boards([write(tmp_path, f'[boards.router]\nbase = "armv7"\n{text}\n')])
+
+
+def test_a_machine_without_linux_has_no_board_local(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is read of it there: a Mac has no sched_getaffinity, and is an arm64."""
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    monkeypatch.delattr("os.sched_getaffinity")
+    boards = load_boards()
+    assert "local" not in boards
+    assert boards["rasp3b"].triple == "arm-linux-gnueabihf"
+    with pytest.raises(ConfigError, match="unknown board: local"):
+        get_board("local")
