@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import yaml
+
+from tests.github_action import run_action
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,41 +54,43 @@ def test_sources_keep_to_the_editors_settings() -> None:
 
 
 def test_the_steps_of_the_action_are_commands_that_exist(tmp_path: Path) -> None:
-    """As bash runs them, with an edgepack that only reads its command line."""
-    action = yaml.safe_load((ROOT / ".github" / "actions" / "edgepack" / "action.yml").read_text())
-    steps = {step["name"]: step for step in action["runs"]["steps"] if "name" in step}
-    shim = tmp_path / "edgepack"
-    shim.write_text(
-        f"#!{sys.executable}\n"
-        "import sys; from edgepack.cli import make_parser\n"
-        "make_parser(sys.argv).parse_args(sys.argv[1:]); print(*sys.argv[1:])\n"
+    """As GitHub runs them, with an edgepack that only reads its command line."""
+    shims, workspace = tmp_path / "shims", tmp_path / "workspace"
+    shims.mkdir()
+    bundle = "dist/m-rasp3b-0123.tar.gz"
+    programs = {
+        "sudo": '#!/bin/sh\necho "sudo $*"\n',
+        "python": '#!/bin/sh\n[ "$1" != -m ] || { echo "python $*"; exit; }\n'
+        f'exec {sys.executable} "$@"\n',
+        "edgepack": f"#!{sys.executable}\nimport json, sys\nfrom edgepack.cli import make_parser\n"
+        "make_parser(sys.argv).parse_args(sys.argv[1:])\nprint(*sys.argv[1:], file=sys.stderr)\n"
+        f"if 'package' in sys.argv: print(json.dumps({{'package': '{bundle}'}}, indent=2))\n",
+    }
+    for name, text in programs.items():
+        (shims / name).write_text(text)
+        (shims / name).chmod(0o755)
+    (workspace / "dist").mkdir(parents=True)
+    for name in (bundle, "dist/older.tar.gz"):
+        (workspace / name).touch()
+    action = ROOT / ".github" / "actions" / "edgepack"
+    done = run_action(
+        action,
+        workspace,
+        {"project": "a folder/edgepack.toml", "board": "rasp3b"},
+        {"PATH": f"{shims}:/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
     )
-    shim.chmod(0o755)
-    out = tmp_path / "dist"
-    out.mkdir()
-    (out / "m.tar.gz").touch()
-    said = ""
-    for name in ("Package", "Smoke test on a virtual board"):
-        wanted = {"PROJECT": "edgepack.toml", "BOARD": "rasp3b", "OUT": str(out)}
-        given = {key: wanted.get(key, f"{out}/m.tar.gz") for key in steps[name]["env"]}
-        told = {"PATH": f"{tmp_path}:/usr/bin:/bin", "GITHUB_OUTPUT": str(tmp_path / "output")}
-        said += subprocess.run(
-            ["bash", "-euc", steps[name]["run"]],
-            env={**given, **told, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-    assert said == (
-        f"package --project edgepack.toml --board rasp3b --out {out}\n"
-        f"deploy --bundle {out}/m.tar.gz --device virtual\n"
+    assert done.outputs == {"bundle": bundle}
+    assert done.log["Package"].startswith(
+        "--json package --project a folder/edgepack.toml --board rasp3b --out dist\n"
     )
-    assert (tmp_path / "output").read_text() == f"bundle={out}/m.tar.gz\n"
+    smoke = done.log["Smoke test on a virtual board"]
+    assert smoke == f"deploy --bundle {bundle} --device virtual\n"
     # What ./dev installs for virtual boards but for Python's own.
     run = re.search(r'^apt_run="([^"]*)"', (ROOT / "dev").read_text(), re.MULTILINE)
     assert run is not None
     needed = set(run[1].split()) - {"ca-certificates", "python3-venv", "xz-utils"}
-    assert needed <= set(steps["Install"]["run"].split())
+    assert needed <= set(done.log["Install"].split())
+    assert f"python -m pip install {action}/../../..[build]" in done.log["Install"]
 
 
 def test_the_development_container_is_the_dockerfiles() -> None:
