@@ -22,6 +22,17 @@ def test_the_container_has_what_dev_installs() -> None:
     assert there == ["python3", *sorted(wanted)]
 
 
+def test_the_container_of_the_command_line_has_what_dev_installs_to_run_it() -> None:
+    text = (ROOT / "Dockerfile.cli").read_text()
+    run = re.search(r'^apt_run="([^"]*)"', (ROOT / "dev").read_text(), re.MULTILINE)
+    assert run is not None
+    install = text.partition("--no-install-recommends \\\n")[2].partition("&&")[0]
+    assert install.replace("\\", "").split() == sorted(run[1].split())
+    assert (ROOT / "requirements.lock").is_file()
+    assert "--require-hashes --no-deps" in text
+    assert 'ENTRYPOINT ["edgepack"]' in text
+
+
 def test_hooks_are_commands_that_exist() -> None:
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     hooks = [hook for repo in config["repos"] for hook in repo["hooks"]]
