@@ -73,16 +73,18 @@ def init(
     from edgepack.flow.init import draft_project
     from edgepack.flow.photo_folders import draft_with_photos
     from edgepack.flow.project import load_project
+    from edgepack.model.sources import local_model
 
+    own = local_model(model, beside=Path(out).parent)
     options: dict[str, Any] = {"preset": preset, "labels": _path(labels), "overwrite": overwrite}
     options |= {"board": board, "device": device}
     if photos is not None:
         if image is not None or expected is not None:
             raise UsageError("photos goes without image and expected: it finds both")
-        draft = draft_with_photos(Path(model), Path(out), Path(photos), **options)
+        draft = draft_with_photos(own, Path(out), Path(photos), **options)
     else:
         options["expected"] = None if expected is None else str(expected)
-        draft = draft_project(Path(model), Path(out), image=_path(image), **options)
+        draft = draft_project(own, Path(out), image=_path(image), **options)
     draft.write()
     load_project(draft.path)
     return draft

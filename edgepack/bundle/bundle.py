@@ -12,6 +12,7 @@ Layout:
     postprocess.json         if the project says what becomes of the outputs
     labels.txt               one per line, if there are any
     tuning.jsonl             records of tuning that kernels were made by, if by any
+    source.json              where the model was fetched from, if it was
     verified.json            on which inputs it was compared with the reference, if on any
     golden/                  input.npy, output.npy: known inputs and outputs (input.<i>.npy
                              and output.<i>.npy for those after the first), image.png or
@@ -55,6 +56,7 @@ from edgepack.bundle.manifest import (
 from edgepack.bundle.service import Service
 from edgepack.bundle.verified import DEFAULT_TOLERANCE, Verified
 from edgepack.model import TensorInfo
+from edgepack.model.sources import ModelSource
 from edgepack.native.toolchain import Toolchain
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ PREPROCESS = "preprocess.json"
 POSTPROCESS = "postprocess.json"
 LABELS = "labels.txt"
 VERIFIED = "verified.json"
+SOURCE = "source.json"
 TUNING = "tuning.jsonl"
 EXPECTED = "golden/expected.json"
 _INSTALL_SCRIPT = """\
@@ -144,6 +147,17 @@ class Bundle:
         """The signature over the manifest's bytes, or nothing."""
         path = self.path / SIGNATURE_NAME
         return path.read_bytes() if path.is_file() else b""
+
+    @property
+    def source(self) -> ModelSource | None:
+        """Where its model was fetched from; None if that is not recorded.
+
+        Raises `BundleError` if the record is none of ours.
+        """
+        if SOURCE not in self.manifest.files:
+            return None
+        file = self.file(SOURCE)
+        return ModelSource.parse(file.read_bytes(), file=str(file))
 
     @property
     def verified(self) -> Verified | None:
@@ -257,6 +271,7 @@ def make_bundle(
     product: str | None = None,
     valid_until: str | None = None,
     on_cpu: Compiled | None = None,
+    source: ModelSource | None = None,
 ) -> Bundle:
     """Write the bundle folder `<name>-<board>-<release>` into `out`.
 
@@ -264,8 +279,8 @@ def make_bundle(
     the device's /proc/cpuinfo must list, by default what the board's profile says; `verified`
     is recorded in `VERIFIED`, `tuning` are the lines of `TUNING`, `precision` and `quantized`
     are in the manifest, as are `product` and `valid_until`; `on_cpu` is the same model for the CPU
-    alone, of one for a GPU that the CPU may run, too. The folder appears whole or not at
-    all; one of that name is replaced.
+    alone, of one for a GPU that the CPU may run, too; `source` is recorded in `SOURCE`. The folder
+    appears whole or not at all; one of that name is replaced.
     Raises `BundleError` for a bad name, label or golden image.
     """
     content: dict[str, bytes | Path] = {
@@ -287,6 +302,8 @@ def make_bundle(
         content[LABELS] = _label_lines(labels)
     if verified is not None:
         content[VERIFIED] = json.dumps(asdict(verified), indent=2).encode() + b"\n"
+    if source is not None:
+        content[SOURCE] = source.to_json().encode()
     if tuning:
         content[TUNING] = "".join(f"{line}\n" for line in tuning).encode()
     texts = {**runtime.licenses, **tool.licenses}
@@ -333,8 +350,8 @@ def make_bundle(
     data = document.to_bytes()
     folder = out / document.folder_name
     with atomic_dir(folder) as work:
-        for path, source in content.items():
-            _place(work / path, source, int(document.files[path].mode, 8))
+        for path, file in content.items():
+            _place(work / path, file, int(document.files[path].mode, 8))
         _place(work / MANIFEST_NAME, data, 0o644)
         _verify(work, manifest.parse_manifest(data), shown_as=folder)
     log.info("bundle %s: %d bytes", folder, document.total_bytes)

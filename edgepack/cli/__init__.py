@@ -10,6 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from edgepack.base.errors import EXIT_CODES, EdgepackError, UsageError, perhaps
@@ -197,6 +198,13 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace, console: Con
     if args.version:
         console.data({"version": VERSION}, f"edgepack {VERSION}")
     elif hasattr(args, "run"):
+        if getattr(args, "model", None) is not None:
+            from edgepack.model.sources import local_model
+
+            # `init` is for a model that stays; for other commands it may come from the cache.
+            stays = getattr(args, "keeps_model", False)
+            beside = (args.out.parent if args.out else Path()) if stays else None
+            args.model = local_model(args.model, beside=beside)
         code: int = args.run(args, console)
         return code
     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from edgepack.base.errors import UsageError
 from edgepack.cli.console import Console
-from edgepack.cli.options import board_files
+from edgepack.cli.options import MODEL_HELP, board_files
 from edgepack.preprocess.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "presets:\n" + "\n".join(
         f"  {name:<{width}}  {preset.title}" for name, preset in PRESETS.items()
     )
-    parser.add_argument("model", type=Path, help="ONNX model")
+    parser.add_argument("model", type=Path, help=MODEL_HELP)
     parser.add_argument("--preset", metavar="NAME", help="preprocessing by name: see below")
     parser.add_argument("--board", metavar="NAME", help="board profile: see `edgepack boards`")
     parser.add_argument("--device", metavar="USER@HOST[:PORT]", help="as for deploy")
@@ -44,7 +44,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, metavar="FILE", help="default: edgepack.toml in the current folder"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a file that is there")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, keeps_model=True)
 
 
 def run(args: argparse.Namespace, console: Console) -> int:

@@ -13,6 +13,7 @@ from edgepack.base.text import megabytes
 from edgepack.boards import Board, get_board
 from edgepack.cli.console import Console
 from edgepack.cli.options import (
+    MODEL_HELP,
     add_set,
     board_files,
     of_memory,
@@ -32,7 +33,7 @@ _FORMULA = 16
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("model", type=Path, help="ONNX model")
+    parser.add_argument("model", type=Path, help=MODEL_HELP)
     parser.add_argument(
         "--shape",
         action="append",

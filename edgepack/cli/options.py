@@ -42,6 +42,7 @@ MEASURING_S = 3600.0
 """For many runs on a slow board: whoever measures for longer says so."""
 
 
+MODEL_HELP = "ONNX or TFLite model: a file, a folder with one, or hf://org/repo[@revision][/path]"
 MODEL, COMPILING, RELEASE = "model and board", "compiling", "release"
 DEPLOYED, DEVICE, TRANSFER = "deployed model", "device", "transfer"
 """Groups of options in a command's help."""
@@ -116,7 +117,9 @@ COMMON_DEFAULTS = {
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     """The model, from the command line or a project file, and what its inputs are."""
-    parser.add_argument("model", nargs="?", type=Path, help="ONNX model (or from the project file)")
+    parser.add_argument(
+        "model", nargs="?", type=Path, help=f"{MODEL_HELP} (default: that of the project file)"
+    )
     group = option_group(parser, MODEL)
     group.add_argument(
         "--project",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from edgepack.deploy.smoke import Smoke
     from edgepack.device.facts import DeviceFacts
     from edgepack.flow.dry_run import DryRun
+    from edgepack.model.sources import ModelSource
     from edgepack.postprocess.results import Results
 
 
@@ -213,7 +214,9 @@ def _facts(facts: DeviceFacts | None) -> list[str]:
     ]
 
 
-def status_lines(status: Status, where: str, *, emulated: bool = False) -> list[str]:
+def status_lines(
+    status: Status, where: str, *, emulated: bool = False, source: ModelSource | None = None
+) -> list[str]:
     """What runs on a device, since when, by whom, and how it does (`edgepack-device status`)."""
     current = status.current
     lines = [f"{current.name if current else 'nothing'} in {where}:"]
@@ -221,6 +224,7 @@ def status_lines(status: Status, where: str, *, emulated: bool = False) -> list[
         lines += [
             f"current   {_release(current)}, for {current.board}",
             f"model     {current.model}, sha256 {current.model_sha256}",
+            *([f"source    {one_line(source, limit=_COMPARED_LETTERS)}"] if source else []),
             f"since     {current.since} by {current.by}",
             f"signer    {current.signer or 'none'}",
             f"compared  {one_line(current.compared or 'not recorded', limit=_COMPARED_LETTERS)}",

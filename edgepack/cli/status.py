@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+from dataclasses import asdict
 
 from edgepack.base.errors import NothingThereError
 from edgepack.cli.console import Console
@@ -26,6 +27,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
     device, root = open_release(args, console)
     with contextlib.closing(device):
         answer = remote_tool.status(device, root)
-    lines = status_lines(answer, f"{root} on {device.name}", emulated=is_emulated(device))
-    console.data(answer.document, "\n".join(lines))
+        source = remote_tool.source(device, root) if answer.current else None
+    where = f"{root} on {device.name}"
+    lines = status_lines(answer, where, emulated=is_emulated(device), source=source)
+    document = {**answer.document, "source": asdict(source) if source else None}
+    console.data(document, "\n".join(lines))
     return 0 if answer.current else NothingThereError.exit_code

@@ -24,7 +24,7 @@ from edgepack.base.errors import (
     UsageError,
 )
 from edgepack.base.process import last_lines
-from edgepack.bundle.bundle import Bundle
+from edgepack.bundle.bundle import SOURCE, Bundle
 from edgepack.bundle.manifest import DEVICE_TOOL
 from edgepack.deploy.answers import (
     Answer,
@@ -46,6 +46,7 @@ from edgepack.device.errors import (
 )
 from edgepack.device.facts import DeviceFacts, gather, own_folder
 from edgepack.device.patience import Pace
+from edgepack.model.sources.record import MAX_BYTES, ModelSource
 
 _COMMANDS = re.compile(r"`?edgepack-device (status|prune|repair|rollback)\b`?")
 _SHELL_FOUND_NOTHING = 127
@@ -336,6 +337,21 @@ def call(device: Device, root: str, *words: str) -> dict[str, Any]:
 def status(device: Device, root: str) -> Status:
     """What runs there. Raises as `call`."""
     return Status.read(_ask(device, root, "status"))
+
+
+def source(device: Device, root: str) -> ModelSource | None:
+    """Where the model of the current release was fetched from; None if that is not recorded.
+
+    Raises `RemoteError` for a record that is none of ours, and what running a command raises.
+    """
+    # No device tool tells, an old one neither: it is a file of the release like its labels.
+    command = Layout.of(root).enter(f"head -c {MAX_BYTES + 1} current/{SOURCE} 2>/dev/null")
+    answer = device.run(command, check=False)
+    if answer.returncode != 0 or not answer.stdout:
+        return None
+    return ModelSource.parse(
+        answer.stdout.encode(), file=f"{device.name}: {SOURCE}", error=RemoteError
+    )
 
 
 def trust(device: Device, root: str) -> Trust:

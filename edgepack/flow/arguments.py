@@ -13,6 +13,7 @@ from edgepack.flow.init import preset_for
 from edgepack.flow.job import spec_of
 from edgepack.flow.project import Project, load_project
 from edgepack.model import read_model
+from edgepack.model.sources import local_model
 from edgepack.preprocess.presets import PRESETS
 from edgepack.preprocess.spec import PreprocessSpec
 
@@ -41,7 +42,8 @@ def project_from(
         near = difflib.get_close_matches(name, _FIELDS, n=1)
         meant = f"; perhaps you meant {near[0]!r}" if near else ""
         raise TypeError(f"{function}() has no argument {name!r}{meant}")
-    flags: dict[str, Any] = {**settings, "model": model}
+    local = None if model is None else local_model(model)
+    flags: dict[str, Any] = {**settings, "model": local}
     flags |= {key: Path(flags[key]) for key in _FILES if flags.get(key) is not None}
     for key in _FILE_LISTS:
         if flags.get(key) is not None:

@@ -49,6 +49,7 @@ from edgepack.flow.growth import DEFAULT_OPTIMIZE, OPTIMIZE
 from edgepack.flow.records import RECORDS_FILE
 from edgepack.flow.reference import SCORES
 from edgepack.model.constants import Constant
+from edgepack.model.sources import source_of
 from edgepack.postprocess.base import PostprocessSpec
 from edgepack.postprocess.spec import read_postprocess
 from edgepack.preprocess.spec import PreprocessSpec
@@ -220,7 +221,10 @@ def load_project(path: str | Path | None, flags: Mapping[str, Any] | None = None
             "no model given",
             hint=f"name an ONNX file; `edgepack init MODEL` makes a project file ({PROJECT_FILE})",
         )
-    values.setdefault("name", default_name(values["model"]))
+    if "name" not in values:
+        model = values["model"]
+        # What was fetched lies in a folder of its name.
+        values["name"] = project_name(model) if source_of(model) else default_name(model)
 
     _check_local_root(values, from_file, path)
     origins = dict.fromkeys(values, "default")

@@ -37,5 +37,9 @@ class InputValueError(ModelError):
     """A value was given for an input that is not there, or that cannot have it."""
 
 
+class SourceError(ModelError):
+    """A model cannot be fetched from where it is said to be, or is not what it should be."""
+
+
 class StateError(ModelError):
     """An input is to keep an output that is not there, or that it cannot be."""

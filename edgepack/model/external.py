@@ -48,6 +48,19 @@ def load_external_data(path: Path, proto: Any) -> list[Path]:
     return sorted({file for _, _, file in tensors})
 
 
+def external_files(path: Path, proto: Any) -> list[str]:
+    """What the model at `path` calls the files of its weights, be they there or not.
+
+    Raises `ExternalDataError` as `load_external_data`.
+    """
+    names = set()
+    for tensor in _tensors(proto):
+        if (where := _where(tensor)) is not None:
+            _file_of(path, tensor.name, where)
+            names.add(PurePosixPath(where["location"]).as_posix())
+    return sorted(names)
+
+
 def _tensors(proto: Any) -> Iterator[Any]:
     from onnx import external_data_helper
 

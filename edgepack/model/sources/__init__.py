@@ -1,0 +1,151 @@
+"""Names of models that are no files yet: `hf://org/repo`.
+
+`local_model` is the one place where a name becomes a file; all commands and functions go through
+it. What is fetched is checked against the hashes that the source gives, and never lies outside of
+the folder it was fetched into.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgepack.base.errors import UsageError
+from edgepack.base.kept import keep
+from edgepack.base.paths import atomic_dir, cache_dir
+from edgepack.model.errors import SourceError
+from edgepack.model.sources.record import (
+    ModelSource,
+    is_unchanged,
+    recorded,
+    source_of,
+    write_record,
+)
+
+__all__ = ["ModelSource", "is_source", "local_model", "source_of"]
+
+# A Path has made one slash of two.
+_NAME = re.compile(r"(?P<scheme>hf):/{1,2}(?P<rest>[^/].*)", re.DOTALL)
+_OF_MODELS = (".onnx", ".tflite")
+_MOST_NAMED = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a name stands for, found out but not fetched.
+
+    `uri` is that of the source, the same for the same content only; `folder` is what a folder of
+    it is called.
+    `fetch` fills a folder and returns the source and the files of the model, its own file first.
+    """
+
+    uri: str
+    folder: str
+    fetch: Callable[[Path], tuple[ModelSource, Sequence[Path]]]
+
+
+def is_source(model: str | Path) -> bool:
+    """Whether this names a model that must be fetched."""
+    return _NAME.fullmatch(str(model)) is not None and not Path(model).exists()
+
+
+def local_model(model: str | Path, *, beside: Path | None = None) -> Path:
+    """The file of a model: `model` itself, the one in that folder, or the one it is the address of.
+
+    What has an address is fetched once: into a folder of its own in `beside`, where whoever names
+    it there wants to keep it, else into the cache.
+
+    Raises `UsageError` for a folder or a source with several models, and `SourceError` if the
+    source cannot be reached, has no such model, or gives something else than it promised.
+    """
+    if not is_source(model):
+        path = Path(model)
+        return model_in(path) if path.is_dir() else path
+    from edgepack.model.sources import hugging_face
+
+    match = _NAME.fullmatch(str(model))
+    assert match is not None
+    wanted = hugging_face.find(match["rest"])
+
+    def make(folder: Path) -> None:
+        source, files = wanted.fetch(folder)
+        write_record(folder, source, files)
+
+    if beside is None:
+        digest = hashlib.sha256(wanted.uri.encode()).hexdigest()[:24]
+        top = keep(
+            cache_dir() / "sources" / digest, lambda work: _make_inside(work, wanted.folder, make)
+        )
+        return _model_of(top / wanted.folder)
+    folder = beside / wanted.folder
+    if not folder.exists():
+        with atomic_dir(folder) as work:
+            make(work)
+        return _model_of(folder)
+    known = recorded(folder)
+    if known is None or known[0].uri != wanted.uri or not is_unchanged(folder, known[1]):
+        raise UsageError(
+            f"{folder} is there already, and is not what {model} names now",
+            hint="move it away, or work in another folder",
+        )
+    return _model_of(folder)
+
+
+def _make_inside(work: Path, name: str, make: Callable[[Path], None]) -> None:
+    (work / name).mkdir()
+    make(work / name)
+
+
+def _model_of(folder: Path) -> Path:
+    found = recorded(folder)
+    assert found is not None
+    return folder / next(iter(found[1]))
+
+
+def model_in(folder: Path) -> Path:
+    """The model in a folder: the only one in it, or in a folder right below it.
+
+    Raises `UsageError` for none, and for several.
+    """
+    names = [
+        path.relative_to(folder).as_posix()
+        for pattern in ("*", "[!.]*/*")
+        for path in sorted(folder.glob(pattern))
+        if is_model(path.name) and path.is_file()
+    ]
+    if not names:
+        raise UsageError(f"{folder}: not a file, and no model in it ({' or '.join(_OF_MODELS)})")
+    return folder / choose(names, f"{folder}", lambda name: str(folder / name))
+
+
+def choose(names: Sequence[str], where: str, named: Callable[[str], str]) -> str:
+    """The only one of the models `names`; `named` is how another call would name one.
+
+    Raises `UsageError` if there are several, `SourceError` if there is none.
+    """
+    if not names:
+        raise SourceError(
+            f"{where}: no model in it ({' or '.join(_OF_MODELS)})",
+            hint="export it to ONNX: optimum-cli export onnx, torch.onnx.export, tf2onnx ...",
+        )
+    if len(names) > 1:
+        shown = ", ".join(map(named, names[:_MOST_NAMED]))
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        raise UsageError(f"{where}: {len(names)} models in it", hint=f"name one: {shown}{more}")
+    return names[0]
+
+
+def is_model(name: str) -> bool:
+    """Whether a file of this name is a model that is read here."""
+    return name.endswith(_OF_MODELS)
+
+
+def check_inside(name: str, where: str) -> str:
+    """`name`, if it is a path that stays within any folder. Raises `SourceError`."""
+    parts = name.split("/")
+    if not name.isprintable() or "\\" in name or any(part in ("", ".", "..") for part in parts):
+        raise SourceError(f"{where}: a file that would lie elsewhere: {name!r}")
+    return name
