@@ -42,7 +42,7 @@ MEASURING_S = 3600.0
 """For many runs on a slow board: whoever measures for longer says so."""
 
 
-MODEL_HELP = "ONNX or TFLite model: a file, a folder with one, or hf://org/repo[@revision][/path]"
+MODEL_HELP = "ONNX or TFLite model: a file, a folder with one, or an address: hf://org/repo"
 MODEL, COMPILING, RELEASE = "model and board", "compiling", "release"
 DEPLOYED, DEVICE, TRANSFER = "deployed model", "device", "transfer"
 """Groups of options in a command's help."""

@@ -17,6 +17,7 @@ from typing import Any
 from edgepack.base.errors import ConfigError
 from edgepack.base.tables import read_json
 from edgepack.model import LoadedModel, TensorInfo
+from edgepack.model.sources.mlflow import ABOUT, read_about
 from edgepack.model.tflite_metadata import read_metadata
 from edgepack.postprocess.boxes import MOST_POINTS
 
@@ -95,7 +96,22 @@ def _said_beside(model: LoadedModel) -> Known | None:
             return known
         if labels:
             return Known(source=str(folder / "config.json"), labels=labels)
+        if (size := _size_in_signature(folder)) is not None:
+            return Known(source=str(folder / ABOUT), size=size)
     return None
+
+
+def _size_in_signature(folder: Path) -> tuple[int, int] | None:
+    """Height and width of the only photo among the inputs that MLflow's signature names."""
+    about = read_about(folder)
+    photos = [shape for shape in (about.shapes.values() if about else ()) if len(shape) == 4]
+    if len(photos) != 1:
+        return None
+    _, first, second, last = photos[0]
+    sides = (second, last) if first in (1, 3) else (first, second)
+    has_channels = first in (1, 3) or last in (1, 3)
+    good = has_channels and all(0 < side <= 16384 for side in sides)
+    return sides if good else None
 
 
 def _config(path: Path) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Names of models that are no files yet: `hf://org/repo`.
+"""Names of models that are no files yet: `hf://org/repo`, `models:/name@alias`.
 
 `local_model` is the one place where a name becomes a file; all commands and functions go through
 it. What is fetched is checked against the hashes that the source gives, and never lies outside of
@@ -28,7 +28,7 @@ from edgepack.model.sources.record import (
 __all__ = ["ModelSource", "is_source", "local_model", "source_of"]
 
 # A Path has made one slash of two.
-_NAME = re.compile(r"(?P<scheme>hf):/{1,2}(?P<rest>[^/].*)", re.DOTALL)
+_NAME = re.compile(r"(?P<scheme>hf|models|runs):/{1,2}(?P<rest>[^/].*)", re.DOTALL)
 _OF_MODELS = (".onnx", ".tflite")
 _MOST_NAMED = 20
 
@@ -37,14 +37,13 @@ _MOST_NAMED = 20
 class Wanted:
     """What a name stands for, found out but not fetched.
 
-    `uri` is that of the source, the same for the same content only; `folder` is what a folder of
-    it is called.
-    `fetch` fills a folder and returns the source and the files of the model, its own file first.
+    `source` is equal for the same content only; `folder` is what a folder of it is called.
+    `fetch` fills a folder and returns the files of the model, its own file first.
     """
 
-    uri: str
+    source: ModelSource
     folder: str
-    fetch: Callable[[Path], tuple[ModelSource, Sequence[Path]]]
+    fetch: Callable[[Path], Sequence[Path]]
 
 
 def is_source(model: str | Path) -> bool:
@@ -64,18 +63,15 @@ def local_model(model: str | Path, *, beside: Path | None = None) -> Path:
     if not is_source(model):
         path = Path(model)
         return model_in(path) if path.is_dir() else path
-    from edgepack.model.sources import hugging_face
-
     match = _NAME.fullmatch(str(model))
     assert match is not None
-    wanted = hugging_face.find(match["rest"])
+    wanted = _find(match["scheme"], match["rest"])
 
     def make(folder: Path) -> None:
-        source, files = wanted.fetch(folder)
-        write_record(folder, source, files)
+        write_record(folder, wanted.source, wanted.fetch(folder))
 
     if beside is None:
-        digest = hashlib.sha256(wanted.uri.encode()).hexdigest()[:24]
+        digest = hashlib.sha256(wanted.source.to_json().encode()).hexdigest()[:24]
         top = keep(
             cache_dir() / "sources" / digest, lambda work: _make_inside(work, wanted.folder, make)
         )
@@ -86,12 +82,24 @@ def local_model(model: str | Path, *, beside: Path | None = None) -> Path:
             make(work)
         return _model_of(folder)
     known = recorded(folder)
-    if known is None or known[0].uri != wanted.uri or not is_unchanged(folder, known[1]):
+    if known is None or known[0] != wanted.source or not is_unchanged(folder, known[1]):
         raise UsageError(
             f"{folder} is there already, and is not what {model} names now",
             hint="move it away, or work in another folder",
         )
     return _model_of(folder)
+
+
+def _find(scheme: str, rest: str) -> Wanted:
+    """What an address stands for, by whoever knows its kind."""
+    if scheme == "hf":
+        from edgepack.model.sources import hugging_face
+
+        return hugging_face.find(rest)
+    from edgepack.model.sources import mlflow
+
+    source, folder, fetch = mlflow.find(f"{scheme}:/{rest}")
+    return Wanted(source=source, folder=folder, fetch=fetch)
 
 
 def _make_inside(work: Path, name: str, make: Callable[[Path], None]) -> None:
@@ -108,8 +116,12 @@ def _model_of(folder: Path) -> Path:
 def model_in(folder: Path) -> Path:
     """The model in a folder: the only one in it, or in a folder right below it.
 
-    Raises `UsageError` for none, and for several.
+    MLflow's file says which, where there is one. Raises `UsageError` for none, and for several.
     """
+    from edgepack.model.sources.mlflow import read_about
+
+    if (about := read_about(folder)) is not None:
+        return folder / about.file
     names = [
         path.relative_to(folder).as_posix()
         for pattern in ("*", "[!.]*/*")

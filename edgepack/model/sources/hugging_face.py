@@ -65,10 +65,9 @@ def find(name: str) -> Wanted:
         asked = f"hf://{repo}" + (f"@{match['revision']}" if match["revision"] else "")
         model = choose(models, where, lambda one: f"{asked}/{one}")
     uri = f"{at}/{model}"
+    source = ModelSource(uri=uri, name=repo, revision=commit)
 
-    def fetch(folder: Path) -> tuple[ModelSource, Sequence[Path]]:
-        source = ModelSource(uri=uri, name=repo, revision=commit)
-
+    def fetch(folder: Path) -> Sequence[Path]:
         def get(file: str) -> Path:
             if file not in files:
                 raise SourceError(f"{uri}: weights are missing in the repository: {file}")
@@ -83,9 +82,9 @@ def find(name: str) -> Wanted:
             get(file)
         # What the client notes for its own sake.
         shutil.rmtree(folder / ".cache", ignore_errors=True)
-        return source, parts
+        return parts
 
-    return Wanted(uri=uri, folder=repo.partition("/")[2], fetch=fetch)
+    return Wanted(source=source, folder=repo.partition("/")[2], fetch=fetch)
 
 
 def _settings(model: str, files: dict[str, Any]) -> Iterator[str]:
