@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -74,3 +75,11 @@ def configure_preset(
     done.unlink(missing_ok=True)
     run([*words, "--fresh"], cwd=source, what=f"configuring preset {preset}")
     done.write_text(wanted, "utf-8")
+
+
+def free_port() -> int:
+    """A port that nobody listened on just now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port

@@ -20,7 +20,7 @@ from edgepack.base.paths import data_file
 from tests.boards import unpacked
 from tests.functional.test_serve import Served, serving
 from tests.means import means_app
-from tests.support import require_tool
+from tests.support import free_port, require_tool
 
 pytestmark = pytest.mark.slow
 
@@ -38,13 +38,6 @@ def shown(language: str, changes: dict[str, str]) -> str:
         assert old in text
         text = text.replace(old, new)
     return text
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="module")

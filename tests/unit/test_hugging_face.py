@@ -19,6 +19,7 @@ from edgepack.flow.project import load_project
 from edgepack.model.errors import ExternalDataError, SourceError
 from edgepack.model.sources import local_model, source_of
 from edgepack.model.sources.record import RECORD, ModelSource
+from tests.hub_client import use_hub_client
 from tests.onnx_models import Builder
 from tests.stand_in_hub import COMMIT, Hub, serve
 
@@ -59,7 +60,7 @@ SETTINGS = {
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    pytest.importorskip("huggingface_hub", reason="pip install huggingface_hub")
+    use_hub_client()
     from huggingface_hub import constants
 
     repositories = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,7 @@ from edgepack.cli import main
 from edgepack.flow.project import load_project
 from edgepack.model.errors import SourceError
 from edgepack.model.sources import local_model
-from edgepack.model.sources.mlflow import read_about
+from edgepack.model.sources.mlflow import check_place, read_about
 
 # Written by mlflow.onnx.log_model, with a signature of photos of 96 x 128.
 LOGGED = Path(__file__).parents[1] / "fixtures" / "mlflow"
@@ -64,3 +65,25 @@ def test_files_that_are_none(folder: Path, text: str, words: str) -> None:
 def test_addresses_that_are_none(name: str) -> None:
     with pytest.raises(UsageError, match="not a model of MLflow"):
         local_model(name)
+
+
+@pytest.mark.parametrize(
+    ("server", "place", "is_taken"),
+    [
+        ("http://models.example", "mlflow-artifacts:/1/model", True),
+        ("http://models.example", "s3://bucket/1/model", True),
+        ("sqlite:///mlflow.db", "/srv/models/1", True),
+        ("http://models.example", "/etc", False),
+        ("https://models.example", "file:///etc", False),
+        ("https://models.example", "FILE:/etc", False),
+        ("https://models.example", "", False),
+    ],
+)
+def test_a_server_that_says_its_files_are_here(server: str, place: str, is_taken: bool) -> None:
+    """With a stand-in for the client, which knows the server's address."""
+    client = SimpleNamespace(get_tracking_uri=lambda: server)
+    if is_taken:
+        check_place(place, "models:/a/1", client)
+        return
+    with pytest.raises(SourceError, match="that it lies on this machine"):
+        check_place(place, "models:/a/1", client)

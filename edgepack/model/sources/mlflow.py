@@ -116,14 +116,14 @@ def find(name: str) -> tuple[ModelSource, str, Callable[[Path], Sequence[Path]]]
             uri = f"models:/{model}/{version}"
             # Another server may have a version of that number, too.
             revision = run_id or f"created {found.creation_timestamp}"
-            _check_place(api.get_model_version_download_uri(model, version), name, mlflow)
+            check_place(api.get_model_version_download_uri(model, version), name, mlflow)
         elif run:
             run_id = run["run"]
-            _check_place(api.get_run(run_id).info.artifact_uri, name, mlflow)
+            check_place(api.get_run(run_id).info.artifact_uri, name, mlflow)
         elif logged:
             about = api.get_logged_model(logged["id"])
             run_id, model = about.source_run_id or "", about.name or ""
-            _check_place(about.artifact_location, name, mlflow)
+            check_place(about.artifact_location, name, mlflow)
 
     def fetch(folder: Path) -> Sequence[Path]:
         got = folder / ".fetched"
@@ -174,7 +174,7 @@ def _weights(own: Path) -> list[Path]:
     return files
 
 
-def _check_place(place: str, name: str, mlflow: Any) -> None:
+def check_place(place: str, name: str, mlflow: Any) -> None:
     """Raise `SourceError` if a server in the network says that its files are this machine's."""
     is_remote = urlsplit(mlflow.get_tracking_uri()).scheme in ("http", "https")
     if is_remote and urlsplit(place or "").scheme in ("", "file"):
@@ -207,7 +207,9 @@ def _told(where: str) -> Iterator[None]:
         raise
     except MlflowException as error:
         line = " ".join(str(error).split())[:300]
-        if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":
+        # The second is said of an alias that is not there.
+        code = getattr(error, "error_code", "")
+        if code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             raise SourceError(f"{where}: not there: {line}") from None
         raise SourceError(
             f"{where}: cannot be fetched: {line}",
