@@ -47,6 +47,7 @@ class Known:
     size: tuple[int, int] | None = None
     crop_pct: float | None = None
     labels: tuple[str, ...] = ()
+    labels_source: str = ""  # where it is another file
 
 
 def said_of(model: LoadedModel) -> Known | None:
@@ -87,15 +88,17 @@ def _said_beside(model: LoadedModel) -> Known | None:
     folders = [model.path.parent]
     if model.path.absolute().parent.name == "onnx":  # as in repositories of Hugging Face
         folders.append(model.path.absolute().parent.parent)
-    for folder in folders:
-        config = _config(folder / "config.json")
-        labels = _id2label(config) if config else ()
+    configs = {folder: _config(folder / "config.json") for folder in folders}
+    named = {folder: _id2label(config) for folder, config in configs.items() if config}
+    labels = next(filter(None, named.values()), ())
+    for folder, config in configs.items():
         if (processor := _config(folder / "preprocessor_config.json")) is not None:
             return _hugging_face(processor, folder / "preprocessor_config.json", labels)
         if config is not None and (known := _timm(config, folder / "config.json")) is not None:
             return known
-        if labels:
-            return Known(source=str(folder / "config.json"), labels=labels)
+    for folder in folders:
+        if found := named.get(folder):
+            return Known(source=str(folder / "config.json"), labels=found)
         if (size := _size_in_signature(folder)) is not None:
             return Known(source=str(folder / ABOUT), size=size)
     return None
@@ -354,7 +357,9 @@ def _hugging_face(values: Mapping[str, Any], path: Path, labels: tuple[str, ...]
         for key in ("mean", "std"):
             if (numbers := _numbers(values.get(f"image_{key}"), 3)) is not None:
                 table[key] = numbers
-    return Known(source=path.name, preprocess=table, size=at, labels=labels)
+    return Known(
+        source=path.name, preprocess=table, size=at, labels=labels, labels_source="config.json"
+    )
 
 
 def _timm(values: Mapping[str, Any], path: Path) -> Known | None:

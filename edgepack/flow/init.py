@@ -314,7 +314,7 @@ def _labels(
             )
         return Line("labels", relative_to(given, out)), None
     if known is not None and known.labels and classes in (None, len(known.labels)):
-        return _made_labels(model, known.labels, f"from {known.source}", out)
+        return _made_labels(model, known.labels, f"from {known.labels_source or known.source}", out)
     if classes is None:
         return None, None
     for name in LABEL_FILES:

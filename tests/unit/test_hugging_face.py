@@ -99,6 +99,7 @@ def test_init_takes_what_belongs_to_the_model(hub: Hub, capsys: pytest.CaptureFi
     assert project.model == Path("vit/onnx/model.onnx")
     assert project.labels is not None
     assert project.labels.read_text().splitlines() == list(LABELS.values())
+    assert keys["labels"]["why"] == "from config.json"
     assert project.preprocess is not None and project.preprocess.std == (0.25,) * 3
     assert source_of(project.model) == ModelSource(
         uri=f"hf://org/vit@{COMMIT}/onnx/model.onnx", name="org/vit", revision=COMMIT
