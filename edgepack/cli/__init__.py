@@ -199,11 +199,12 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace, console: Con
         console.data({"version": VERSION}, f"edgepack {VERSION}")
     elif hasattr(args, "run"):
         if getattr(args, "model", None) is not None:
-            from edgepack.model.sources import local_model
+            from edgepack.model.sources import is_source, local_model
 
             # `init` is for a model that stays; for other commands it may come from the cache.
             stays = getattr(args, "keeps_model", False)
             beside = (args.out.parent if args.out else Path()) if stays else None
+            args.is_fetched = is_source(args.model)
             args.model = local_model(args.model, beside=beside)
         code: int = args.run(args, console)
         return code

@@ -109,7 +109,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "publish": (
         "edgepack publish apt repository --key packages@example.org --phase 5 --add dist/*.deb",
-        "edgepack publish apt repository --key packages@example.org --phase 100",
+        "edgepack publish model oci://registry.example/shop/flowers:v3",
         "edgepack publish apt repository --key packages@example.org --stop",
     ),
     "keygen": (

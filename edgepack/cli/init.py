@@ -54,7 +54,13 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from edgepack.flow.init import draft_project
     from edgepack.flow.photo_folders import EVALUATION, draft_with_photos
     from edgepack.flow.project import PROJECT_FILE, load_project
+    from edgepack.model.sources import project_beside
 
+    if args.is_fetched and (own := project_beside(args.model)) is not None:
+        raise UsageError(
+            f"{own} came with the model: there is nothing to write",
+            hint=f"edgepack check --project {shlex.quote(str(own))}",
+        )
     if args.preset is not None and args.preset not in PRESETS:
         raise UsageError(f"--preset: unknown: {args.preset}", hint=perhaps(args.preset, PRESETS))
     if args.board is not None and args.board not in (boards := load_boards(board_files(args))):

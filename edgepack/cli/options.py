@@ -145,6 +145,10 @@ def project_file(args: argparse.Namespace) -> Path | None:
     from edgepack.flow.project import PROJECT_FILE, model_named_in
 
     here = Path(PROJECT_FILE)
+    if args.project is None and getattr(args, "is_fetched", False):
+        from edgepack.model.sources import project_beside
+
+        args.project = project_beside(args.model)
     if args.project is None and here.exists():
         own = model_named_in(here) if args.model is not None else None
         if args.model is None or (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from edgepack.base.errors import UsageError
 from edgepack.cli.console import Console
 from edgepack.cli.options import add_common, positive
 
@@ -60,12 +61,38 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="apt refuses the indices after that time; run the command again before it ends "
         "(default: they are valid for ever)",
     )
+    apt.set_defaults(run=run_apt)
+    model = kinds.add_parser(
+        "model",
+        help="a model and its project file into an OCI registry",
+        description="Put a model, its project file and what that names into a registry, by skopeo: "
+        "`edgepack deploy oci://...` takes them from there.",
+    )
+    model.add_argument("name", metavar="oci://REGISTRY/NAME[:TAG]")
+    model.add_argument("--project", type=Path, metavar="FILE", help="default: edgepack.toml")
+    model.set_defaults(run=run_model)
     for kind in kinds.choices.values():
         add_common(kind)
-    parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace, console: Console) -> int:
+def run_model(args: argparse.Namespace, console: Console) -> int:
+    """Push what the project file names; print the address by digest."""
+    from edgepack.flow.project import PROJECT_FILE, files_of
+    from edgepack.model.sources import oci
+
+    file = args.project or Path(PROJECT_FILE)
+    scheme, _, name = args.name.partition("://")
+    if scheme != "oci":
+        raise UsageError(f"{args.name}: not an address of a registry", hint=oci.HINT)
+    files = files_of(file)
+    folder = file.absolute().parent
+    address = oci.push(folder, files, name)
+    named = [str(one.relative_to(folder)) for one in files]
+    console.data({"address": address, "files": named}, "\n".join([*named, f"in       {address}"]))
+    return 0
+
+
+def run_apt(args: argparse.Namespace, console: Console) -> int:
     """Change the repository and show what is in it."""
     from edgepack.formats import apt_repository
 

@@ -13,7 +13,7 @@ from edgepack.flow.init import preset_for
 from edgepack.flow.job import spec_of
 from edgepack.flow.project import Project, load_project
 from edgepack.model import read_model
-from edgepack.model.sources import local_model
+from edgepack.model.sources import is_source, local_model, project_beside
 from edgepack.preprocess.presets import PRESETS
 from edgepack.preprocess.spec import PreprocessSpec
 
@@ -43,6 +43,8 @@ def project_from(
         meant = f"; perhaps you meant {near[0]!r}" if near else ""
         raise TypeError(f"{function}() has no argument {name!r}{meant}")
     local = None if model is None else local_model(model)
+    if project is None and model is not None and local is not None and is_source(model):
+        project = project_beside(local)
     flags: dict[str, Any] = {**settings, "model": local}
     flags |= {key: Path(flags[key]) for key in _FILES if flags.get(key) is not None}
     for key in _FILE_LISTS:

@@ -449,6 +449,32 @@ def _read_release(table: Table) -> dict[str, Any]:
     }
 
 
+def files_of(path: Path) -> tuple[Path, ...]:
+    """A project file and all that it needs: model, weights in other files, labels, photos, own
+    profiles of boards, records. All lie in its folder.
+
+    Raises `UsageError` for one that lies elsewhere, and what `load_project` and the model raise.
+    """
+    from edgepack.model.sources import weights_of
+
+    project = load_project(path)
+    model = project.model
+    weights = weights_of(model, model.name, str(model))
+    named = [
+        *(path, model, *(model.parent / name for name in weights)),
+        *(project.labels, project.golden_image),
+        *(*project.golden_input, *project.boards, *project.records),
+    ]
+    folder = path.absolute().parent.resolve()
+    found = dict.fromkeys(file.absolute() for file in named if file is not None)
+    for file in found:
+        if not file.resolve().is_relative_to(folder):
+            raise UsageError(
+                f"{path}: {file} is not in its folder", hint="copy it there, and name the copy"
+            )
+    return tuple(found)
+
+
 def model_named_in(path: Path) -> Path | None:
     """The model that a project file names; None if it names none, or cannot be read."""
     try:

@@ -1,4 +1,4 @@
-"""Names of models that are no files yet: `hf://org/repo`, `models:/name@alias`.
+"""Names of models that are no files yet: `hf://org/repo`, `models:/name@alias`, `oci://...`.
 
 `local_model` is the one place where a name becomes a file; all commands and functions go through
 it. What is fetched is checked against the hashes that the source gives, and never lies outside of
@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from edgepack.base.errors import UsageError
 from edgepack.base.kept import keep
@@ -28,7 +28,7 @@ from edgepack.model.sources.record import (
 __all__ = ["ModelSource", "is_source", "local_model", "source_of"]
 
 # A Path has made one slash of two.
-_NAME = re.compile(r"(?P<scheme>hf|models|runs):/{1,2}(?P<rest>[^/].*)", re.DOTALL)
+_NAME = re.compile(r"(?P<scheme>hf|models|oci|runs):/{1,2}(?P<rest>[^/].*)", re.DOTALL)
 _OF_MODELS = (".onnx", ".tflite")
 _MOST_NAMED = 20
 
@@ -96,6 +96,10 @@ def _find(scheme: str, rest: str) -> Wanted:
         from edgepack.model.sources import hugging_face
 
         return hugging_face.find(rest)
+    if scheme == "oci":
+        from edgepack.model.sources import oci
+
+        return oci.find(rest)
     from edgepack.model.sources import mlflow
 
     source, folder, fetch = mlflow.find(f"{scheme}:/{rest}")
@@ -161,3 +165,32 @@ def check_inside(name: str, where: str) -> str:
     if not name.isprintable() or "\\" in name or any(part in ("", ".", "..") for part in parts):
         raise SourceError(f"{where}: a file that would lie elsewhere: {name!r}")
     return name
+
+
+def project_beside(model: Path) -> Path | None:
+    """The edgepack.toml that was fetched with a model, if one was."""
+    for folder in model.absolute().parents[:8]:
+        if recorded(folder) is not None:
+            file = folder / "edgepack.toml"
+            return file if file.is_file() else None
+    return None
+
+
+def weights_of(own: Path, model: str, uri: str) -> list[str]:
+    """The files beside `model` that hold weights of the ONNX model in `own`, inside its source."""
+    if own.suffix != ".onnx":
+        return []
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    from edgepack.model.external import external_files
+
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(own.read_bytes())
+    except DecodeError:
+        raise SourceError(f"{uri}: not an ONNX model") from None
+    folder = PurePosixPath(model).parent
+    return [
+        check_inside((folder / name).as_posix(), uri) for name in external_files(Path(uri), proto)
+    ]

@@ -13,8 +13,7 @@ from urllib.parse import unquote
 
 from edgepack.base.errors import EdgepackError, UsageError
 from edgepack.model.errors import SourceError
-from edgepack.model.external import external_files
-from edgepack.model.sources import Wanted, check_inside, choose, is_model
+from edgepack.model.sources import Wanted, check_inside, choose, is_model, weights_of
 from edgepack.model.sources.record import ModelSource, sha256_of
 
 # A revision with slashes is a pull request's, or has them written as %2F.
@@ -77,7 +76,7 @@ def find(name: str) -> Wanted:
             return folder / file
 
         own = get(model)
-        parts = [own, *(get(file) for file in _weights(own, model, uri))]
+        parts = [own, *(get(file) for file in weights_of(own, model, uri))]
         for file in _settings(model, files):
             get(file)
         # What the client notes for its own sake.
@@ -94,24 +93,6 @@ def _settings(model: str, files: dict[str, Any]) -> Iterator[str]:
             file = (folder / name).as_posix()
             if file in files and (files[file].size or 0) <= _MAX_BESIDE:
                 yield file
-
-
-def _weights(own: Path, model: str, uri: str) -> list[str]:
-    """The files of the repository that hold weights of an ONNX model."""
-    if own.suffix != ".onnx":
-        return []
-    import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-
-    proto = onnx.ModelProto()
-    try:
-        proto.ParseFromString(own.read_bytes())
-    except DecodeError:
-        raise SourceError(f"{uri}: not an ONNX model") from None
-    folder = PurePosixPath(model).parent
-    return [
-        check_inside((folder / name).as_posix(), uri) for name in external_files(Path(uri), proto)
-    ]
 
 
 def _check(file: Path, said: Any, where: str) -> None:
