@@ -51,6 +51,10 @@ class FakeDevice:
     def abort(self) -> None:
         pass
 
+    def run(self, _command: str, **_: Any) -> SimpleNamespace:
+        """No release is there."""
+        return SimpleNamespace(returncode=1, stdout="", stderr="")
+
 
 class FakeConnector:
     """Instead of edgepack.fleet.work.Connector."""

@@ -17,7 +17,7 @@ from tests.ssh_keys import make_key, public
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = (
-    *("boards.toml", "toolchains", "tuned", "cpp_runtime", "LICENSE"),
+    *("boards.toml", "schemas", "toolchains", "tuned", "cpp_runtime", "LICENSE"),
     *("examples/embed-c", "examples/embed-cpp", "examples/embed-python"),
 )
 

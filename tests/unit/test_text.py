@@ -112,7 +112,8 @@ def test_status_of_a_device_that_writes_to_terminals(
     assert "\nrelease 7" not in shown
     assert len(shown.splitlines()) == 11
     # A program gets what was said.
-    device = SimpleNamespace(name="board", close=lambda: None)
+    nothing = SimpleNamespace(returncode=1, stdout="", stderr="")
+    device = SimpleNamespace(name="board", close=lambda: None, run=lambda *_, **__: nothing)
     monkeypatch.setattr(status, "open_release", lambda *_: (device, "r"))
     monkeypatch.setattr(remote_tool, "status", lambda *_: answer)
     status.run(None, Console(as_json=True))  # type: ignore[arg-type]
