@@ -41,7 +41,7 @@ def run_deploy(args: argparse.Namespace, console: Console) -> int:
     device = _connect(args, spec, board, console)
     try:
         if not options.replace_model:
-            check_same_model(device, root, bundle)
+            check_same_model(device, root, bundle, retries=options.retries, progress=console)
         if args.dry_run:
             steps = preview(bundle, device, root, options=options)
             lines = steps.lines() + (["service  run it, now and at each boot"] * args.service)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgepack.base.errors import BundleError, UsageError
+from edgepack.base.errors import BundleError, ConnectError, UsageError
+from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.text import one_line, shorten
 from edgepack.bundle.bundle import LABELS, Bundle
 from edgepack.bundle.manifest import MANIFEST_NAME, Manifest, Tensor, parse_manifest
 from edgepack.deploy.remote_tool import Layout
 from edgepack.device.base import Device
+from edgepack.device.patience import Patience
 
 _MOST_LETTERS = 200
 
@@ -18,14 +20,32 @@ class OtherModelError(UsageError):
     """The current release is of a model with other inputs, outputs or labels."""
 
 
-def check_same_model(device: Device, root: str, bundle: Bundle) -> None:
+def check_same_model(
+    device: Device,
+    root: str,
+    bundle: Bundle,
+    *,
+    retries: int = 0,
+    progress: Progress = NO_PROGRESS,
+) -> None:
     """Raise `OtherModelError` if the release that is current below `root` is of another model.
 
     A model that was trained again has the same inputs, outputs and labels: it is no other. What
-    cannot be read is left to the deploy.
+    cannot be read is left to the deploy. A lost link is tried again `retries` times; then the
+    ConnectError is raised.
     """
-    layout = Layout.of(root)
-    done = device.run(layout.enter(f"cat current/{MANIFEST_NAME}"), check=False)
+    command = Layout.of(root).enter(f"cat current/{MANIFEST_NAME}")
+    patience = Patience(retries, progress)
+    lost = False
+    while True:
+        try:
+            if lost:
+                device.reconnect()
+            done = device.run(command, check=False)
+            break
+        except ConnectError as error:
+            lost = True
+            patience.after(error, moved=False)
     if done.returncode != 0:
         return
     try:

@@ -172,7 +172,7 @@ class Deploy(_OnDevice):
             if not options.replace_model:
                 looks_s = PhaseLimits.of(bundle, options).facts_s
                 with limited(remote, looks_s, "looking at what is there"):
-                    check_same_model(remote, root, bundle)
+                    check_same_model(remote, root, bundle, retries=options.retries)
             try:
                 report = deploy_bundle(bundle, remote, root, options=options)
             except OtherDeviceError as error:

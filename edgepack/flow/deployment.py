@@ -330,7 +330,7 @@ def deploy(
         root = root_of(known)
         options = replace(options, new_version=options.new_version or sign is not None)
         if not options.replace_model:
-            check_same_model(connection, root, bundle)
+            check_same_model(connection, root, bundle, retries=options.retries, progress=told)
         report = deploy_bundle(bundle, connection, root, options=options, progress=told)
     except BaseException:
         connection.close()

@@ -10,6 +10,8 @@ import pytest
 
 from edgepack.bundle.bundle import Bundle
 from edgepack.deploy.other_model import OtherModelError, check_same_model
+from edgepack.device import patience
+from edgepack.device.errors import ConnectionLostError
 from tests.bundles import small_bundle
 from tests.scripted_tool import ScriptedDevice
 
@@ -72,3 +74,27 @@ def test_what_is_not_there_or_cannot_be_read(tmp_path: Path) -> None:
         check_same_model(device(text), "x", own)
     nothing = ScriptedDevice("pi", lambda _: "", returncode=1)
     check_same_model(nothing, "x", own)  # type: ignore[arg-type]
+
+
+def test_a_lost_link_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a deploy does: a bad link neither ends it nor hides another model."""
+    monkeypatch.setattr(patience.time, "sleep", lambda _: None)
+    there, own = bundle(tmp_path / "a"), trained_again(tmp_path / "b")
+    other = replace(own.manifest.model.outputs[0], name="boxes")
+    own = trained_again(tmp_path / "c", outputs=(other,))
+    text = there.file("manifest.json").read_text()
+    events: list[str] = []
+
+    def answer(_: str) -> str:
+        events.append("ask")
+        if len(events) < 5:
+            raise ConnectionLostError("pi: the link is gone")
+        return text
+
+    board: Any = ScriptedDevice("pi", answer)
+    monkeypatch.setattr(board, "reconnect", lambda: events.append("reconnect"), raising=False)
+    with pytest.raises(ConnectionLostError):
+        check_same_model(board, "x", own, retries=1)
+    assert events == ["ask", "reconnect", "ask"]
+    with pytest.raises(OtherModelError):
+        check_same_model(board, "x", own, retries=3)
