@@ -33,7 +33,7 @@ from edgepack.flow.reference import (
     top_k,
 )
 from edgepack.flow.results import golden_results
-from edgepack.flow.tables import answer_of, read_rows
+from edgepack.flow.rows import answer_of, read_rows
 from edgepack.model import TensorInfo, batch_of
 from edgepack.model.meanings import as_meant
 from edgepack.postprocess.results import Results

@@ -32,7 +32,7 @@ from edgepack.flow.project import (
     read_labels,
 )
 from edgepack.flow.reference import golden_inputs, model_outputs
-from edgepack.flow.tables import takes_rows
+from edgepack.flow.rows import takes_rows
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo, read_model
 from edgepack.model.states import begin_text, propose_states
 from edgepack.postprocess.spec import read_postprocess

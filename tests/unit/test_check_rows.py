@@ -108,6 +108,14 @@ def test_answers_that_are_labels(
     assert "line 2: tree: 'yew' is no number, and no label" in capsys.readouterr().err
 
 
+def test_a_header_that_counts_is_no_row(
+    classifier: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As pandas writes columns without names."""
+    assert _check(classifier, "0,1,2\n3,1,1\n") == 0
+    assert capsys.readouterr().out == "line 2: label 0; scores 3 1 1\n"
+
+
 def test_columns_by_name(regressor: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _check(regressor, "age,price,rooms\n7,20,4\n1,1,0\n", "--target", "price") == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -128,6 +136,11 @@ def test_columns_by_name(regressor: Path, capsys: pytest.CaptureFixture[str]) ->
         (ROWS, (), "4 columns, but the model takes 3 numbers"),
         ("1,2,3\n1,2\n", (), "line 2: 2 values, and 3 in the first"),
         ("a,b,c\n1,2,oak\n", (), "line 2: c: 'oak' is no float32"),
+        ("1,2,3_0\n1,2,3_0\n", (), "line 2: 3_0: '3_0' is no float32"),
+        ("a,b,c\n1,2,\u0663\n", (), "is no float32"),
+        ("a;b;c\n1;2;3\n", (), "1 columns, but the model takes 3 numbers"),
+        (",a,b\n0,1,2\n", (), "column 1 has no name"),
+        (",0,1\n0,1,2\n", (), "column 1 has no name"),
         ("1,2,1e39\n", (), "line 1: 3: '1e39' is no float32: it is too large"),
         (ROWS, ("--target", "sort"), "no column 'sort'"),
         ("a,a,b,c\n1,2,3,4\n", ("--target", "a"), "more than one column 'a'"),

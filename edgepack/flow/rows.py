@@ -43,8 +43,8 @@ def read_rows(
 
     A model of one vector takes all columns but `target`, in order; one of single numbers the
     columns with its inputs' names, or all in order where there is no header. The first row is a
-    header if a cell of it is no number. An empty cell is not a number, as pandas writes it. Raises
-    `RowsError`.
+    header if a cell of it is no number, or if it counts from 0 as pandas' does without names. An
+    empty cell is not a number (NaN), as pandas writes it. Raises `RowsError`.
     """
     if not takes_rows(model.inputs):
         shapes = ", ".join(f"'{info.name}' {tuple(info.shape)}" for info in model.inputs)
@@ -68,7 +68,7 @@ def answer_of(text: str, labels: Sequence[str], where: str) -> float:
     if text in labels:
         return labels.index(text)
     try:
-        return float(text)
+        return _float(text)
     except ValueError:
         what = "no number" + (", and no label" if labels else "")
         raise RowsError(
@@ -98,10 +98,17 @@ class _RowsFile:
         first = self.rows[0][1] if self.rows else []
         if len(first) > _MOST_COLUMNS:
             raise RowsError(f"{file}: {len(first)} columns; at most {_MOST_COLUMNS}")
-        self.has_header = not all(_is_number(cell) for cell in first)
+        counted = [str(i) for i in range(len(first))]
+        counts = len(first) > 1 and (first == counted or first == ["", *counted[:-1]])
+        self.has_header = counts or not all(_is_number(cell) for cell in first)
         self.names = first if self.has_header else [str(i + 1) for i in range(len(first))]
         if self.has_header:
             del self.rows[0]
+            if "" in self.names:
+                raise RowsError(
+                    f"{file}: column {self.names.index('') + 1} has no name",
+                    hint="pandas writes its index so: table.to_csv(file, index=False)",
+                )
         if not self.rows:
             raise RowsError(f"{file}: there is no row", hint="a line of numbers with commas each")
         for line, cells in self.rows:
@@ -113,10 +120,17 @@ class _RowsFile:
 
 def _is_number(cell: str) -> bool:
     try:
-        float(cell or "nan")
+        _float(cell)
     except ValueError:
         return False
     return True
+
+
+def _float(cell: str) -> float:
+    """Of a cell; NaN of an empty one. Python's own 1_000 and digits of other scripts are none."""
+    if "_" in cell or not cell.isascii():
+        raise ValueError(cell)
+    return float(cell or "nan")
 
 
 def _column(table: _RowsFile, name: str) -> int:
@@ -142,7 +156,7 @@ def _columns(
             hint = f"if a column has the answers: --target {table.names[-1]}, for example"
         raise RowsError(
             f"{table.file}: {len(free)} columns, but the model takes {sum(sizes)} numbers",
-            hint=hint or None,
+            hint=hint or ("columns are parted by commas" if ";" in "".join(table.names) else None),
         )
     if len(inputs) == 1:
         return [free]
@@ -160,13 +174,14 @@ def _number(text: str, dtype: np.dtype[Any], where: str) -> float | int:
     wanted = f"'{shorten(text, 40)}' is no {dtype.name}"
     if dtype.kind == "f":
         try:
-            value = float(text or "nan")
+            value = _float(text)
         except ValueError:
             raise RowsError(f"{where}: {wanted}") from None
         if math.isfinite(value) and abs(value) > float(np.finfo(dtype).max):
             raise RowsError(f"{where}: {wanted}: it is too large")
         return value
     try:
+        _float(text)
         whole = int(text)
     except ValueError:
         raise RowsError(f"{where}: {wanted}") from None
