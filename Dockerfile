@@ -22,7 +22,6 @@ RUN apt-get update && apt-get install -y --no-install-recommends \
     clang-tidy \
     dbus-daemon \
     debian-archive-keyring \
-    docker-registry \
     doctest-dev \
     dpkg \
     e2fsprogs \

@@ -20,7 +20,7 @@ from edgepack.base.errors import UsageError
 from edgepack.cli import main
 from edgepack.model.errors import SourceError
 from edgepack.model.sources import local_model, oci, source_of
-from tests.boards import own_cache
+from tests.boards import own_cache, unpacked
 from tests.onnx_models import Builder
 from tests.support import free_port, require_tool
 
@@ -35,7 +35,9 @@ labels = "labels.txt"
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """host:port of a registry on this machine, over plain HTTP."""
-    program = require_tool("docker-registry")
+    # Not installed: as a service it would listen on all addresses of this machine.
+    root = unpacked("docker-registry", ["docker-registry"], suite="bookworm", arch="amd64")
+    program = root / "usr/bin/docker-registry"
     require_tool("skopeo")
     folder, where = tmp_path_factory.mktemp("registry"), f"127.0.0.1:{free_port()}"
     (folder / "config.yml").write_text(
@@ -211,7 +213,7 @@ def test_artefacts_of_others(
 def test_manifests_that_are_none(change: dict[str, Any], words: str) -> None:
     """As bytes: a registry takes none of them."""
     with pytest.raises(SourceError, match=words):
-        oci.read_files(json.dumps(change).encode(), "oci://r/m")
+        oci.files_in(json.dumps(change).encode(), "oci://r/m")
 
 
 @pytest.mark.parametrize(
@@ -227,10 +229,10 @@ def test_layers_that_are_none(layer: dict[str, Any], words: str) -> None:
     notes = {"annotations": {"org.opencontainers.image.title": "model.onnx"}}
     raw = json.dumps({"layers": [{**layer, **notes}]}).encode()
     with pytest.raises(SourceError, match=words):
-        oci.read_files(raw, "oci://r/m")
+        oci.files_in(raw, "oci://r/m")
     for bad in (b"", b"[]", b"{", b"\xff", b"{}" + b" " * (1 << 20)):
         with pytest.raises(SourceError):
-            oci.read_files(bad, "oci://r/m")
+            oci.files_in(bad, "oci://r/m")
 
 
 def test_bytes_that_are_others(

@@ -194,3 +194,15 @@ def weights_of(own: Path, model: str, uri: str) -> list[str]:
     return [
         check_inside((folder / name).as_posix(), uri) for name in external_files(Path(uri), proto)
     ]
+
+
+def weights_beside(own: Path, model: str, folder: Path, uri: str) -> list[Path]:
+    """The files of weights of the model `model`, all fetched into `folder`.
+
+    Raises `SourceError` if one is not there.
+    """
+    files = [folder / name for name in weights_of(own, model, uri)]
+    for file in files:
+        if not file.is_file():
+            raise SourceError(f"{uri}: weights are missing in it: {file.relative_to(folder)}")
+    return files

@@ -126,6 +126,8 @@ def find(name: str) -> tuple[ModelSource, str, Callable[[Path], Sequence[Path]]]
             check_place(about.artifact_location, name, mlflow)
 
     def fetch(folder: Path) -> Sequence[Path]:
+        from edgepack.model.sources import weights_beside
+
         got = folder / ".fetched"
         got.mkdir()
         with _told(uri):
@@ -148,30 +150,13 @@ def find(name: str) -> tuple[ModelSource, str, Callable[[Path], Sequence[Path]]]
         own = folder / said.file
         if not own.is_file():
             raise SourceError(f"{uri}: {ABOUT} names {said.file}, which is not there")
-        return [own, *_weights(own)]
+        return [own, *weights_beside(own, said.file, folder, uri)]
 
     title = model or (run["path"].rsplit("/", 1)[-1] if run else logged["id"] if logged else "")
     source = ModelSource(
         uri=uri, name=model, version=version, run_id=run_id, revision="" if run_id else revision
     )
     return source, re.sub(r"[^A-Za-z0-9._+-]+", "-", title).lstrip("-.") or "model", fetch
-
-
-def _weights(own: Path) -> list[Path]:
-    import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-
-    from edgepack.model.external import external_files
-
-    proto = onnx.ModelProto()
-    try:
-        proto.ParseFromString(own.read_bytes())
-    except DecodeError:
-        raise SourceError(f"{own.name}: not an ONNX model") from None
-    files = [own.parent / name for name in external_files(own, proto)]
-    if missing := [file.name for file in files if not file.is_file()]:
-        raise SourceError(f"weights are missing in the model's folder: {', '.join(missing)}")
-    return files
 
 
 def check_place(place: str, name: str, mlflow: Any) -> None:

@@ -22,7 +22,7 @@ from edgepack.base.process import Finished, run
 from edgepack.base.tables import Table, parse_json
 from edgepack.base.tools import look_for
 from edgepack.model.errors import SourceError
-from edgepack.model.sources import Wanted, check_inside, choose, is_model, weights_of
+from edgepack.model.sources import Wanted, check_inside, choose, is_model, weights_beside
 from edgepack.model.sources.record import ModelSource, sha256_of
 
 _TITLE = "org.opencontainers.image.title"
@@ -98,7 +98,7 @@ def find(name: str) -> Wanted:
     digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
     if reference.digest not in ("", digest):
         raise SourceError(f"{reference}: the registry gives {digest} instead")
-    files = read_files(raw, str(reference))
+    files = files_in(raw, str(reference))
     uri = f"oci://{reference.host}/{reference.path}@{digest}"
     model = choose([one for one in sorted(files) if is_model(one)], uri, lambda one: one)
     total = sum(layer.size for layer in files.values())
@@ -116,21 +116,13 @@ def find(name: str) -> Wanted:
             shutil.copyfile(blob, folder / file)
         shutil.rmtree(got)
         own = folder / model
-        return [own, *_weights(own, PurePosixPath(model), folder, uri)]
+        return [own, *weights_beside(own, model, folder, uri)]
 
     source = ModelSource(uri=uri, name=reference.path, version=reference.tag, revision=digest)
     return Wanted(source=source, folder=PurePosixPath(reference.path).name, fetch=fetch)
 
 
-def _weights(own: Path, model: PurePosixPath, folder: Path, uri: str) -> list[Path]:
-    files = [folder / name for name in weights_of(own, model.as_posix(), uri)]
-    for file in files:
-        if not file.is_file():
-            raise SourceError(f"{uri}: weights are missing in it: {file.relative_to(folder)}")
-    return files
-
-
-def read_files(raw: bytes, where: str) -> dict[str, _FileLayer]:
+def files_in(raw: bytes, where: str) -> dict[str, _FileLayer]:
     """The layers of an artefact's manifest by their names, which stay within any folder."""
     if len(raw) > _MAX_MANIFEST:
         raise SourceError(f"{where}: its manifest is larger than {_MAX_MANIFEST >> 20} MB")
@@ -155,7 +147,7 @@ def read_files(raw: bytes, where: str) -> dict[str, _FileLayer]:
             raise SourceError(f"{where}: {title}: no SHA-256: {str(digest)[:100]!r}")
         if type(size) is not int or size < 0:
             raise SourceError(f"{where}: {title}: no size: {str(size)[:100]!r}")
-        if title in found or any(is_below(one, title) or is_below(title, one) for one in found):
+        if title in found or any(_is_below(one, title) or _is_below(title, one) for one in found):
             raise SourceError(f"{where}: {title}: two files of one name")
         found[title] = _FileLayer(digest=digest, size=size)
     if (total := sum(layer.size for layer in found.values())) > _MAX_BYTES:
@@ -163,7 +155,7 @@ def read_files(raw: bytes, where: str) -> dict[str, _FileLayer]:
     return found
 
 
-def is_below(one: str, other: str) -> bool:
+def _is_below(one: str, other: str) -> bool:
     """Whether a file `one` would lie in the file `other`."""
     return one.startswith(f"{other}/")
 
