@@ -196,8 +196,9 @@ def load_boards(extra: Sequence[str | Path] = ()) -> dict[str, Board]:
                     hint=perhaps(base, tables),
                 )
             merged = {**tables.get(base, {}), **table}
-            if "has" not in table and not table.keys().isdisjoint(("cpu", "clusters", "triple")):
-                merged.pop("has", None)  # that of another CPU
+            if not table.keys().isdisjoint(("cpu", "clusters", "triple")):
+                for key in {"has", "hwcaps"} - table.keys():
+                    merged.pop(key, None)  # that of another CPU
             if table.get("libc") == "none" and "glibc" not in table:
                 merged.pop("glibc", None)
             tables[name] = merged
@@ -259,6 +260,10 @@ def _read_board(
     features = table.take_list("features", str, ())
     if file != data_file("boards.toml"):
         _check_names(table, triples[triple], cpu, clusters, features)
+    names = [cpu, *(item.cpu for item in clusters)]
+    has = _read_has(table, triples[triple], features, names)
+    # Of this machine's own CPU nothing is asked: kernels are made for it.
+    hwcaps = () if "native" in names else cpus.hwcaps_of(triple, has)
     board = Board(
         name=name,
         title=table.take("title", str),
@@ -270,8 +275,8 @@ def _read_board(
         libc=libc,
         glibc=glibc,
         os=table.take("os", str),
-        hwcaps=table.take_list("hwcaps", str, ()),
-        has=_read_has(table, triples[triple], features, [cpu, *(item.cpu for item in clusters)]),
+        hwcaps=table.take_list("hwcaps", str, hwcaps),
+        has=has,
         toolchain=table.take_choice("toolchain", TOOLCHAINS, "zig"),
         virtual=_read_virtual(table),
         origin=str(file),
@@ -331,7 +336,8 @@ def _read_has(
 ) -> tuple[str, ...]:
     """The instruction families of all the CPUs `names`, in the order of `cpus.FAMILIES`.
 
-    What `has` says, or what LLVM knows of the CPUs; with what `features` adds to either.
+    What `has` says, or what LLVM knows of the CPUs without what `features` takes away; with what
+    `features` adds to either.
     """
     families = cpus.families_of(target.name)
     if table.has("has"):
@@ -348,6 +354,7 @@ def _read_has(
             name
             for name, family in families.items()
             if all(family.feature in cpus.cpu_features(target.llvm_triple, cpu) for cpu in names)
+            and f"-{family.feature}" not in features
         }
     own |= {name for name, family in families.items() if f"+{family.feature}" in features}
     return tuple(name for name in families if name in own)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,10 +73,23 @@ _AARCH64 = {
 FAMILIES: Mapping[str, Mapping[str, Family]] = {"arm": _ARM, "aarch64": _AARCH64, "x86_64": {}}
 """By the first word of the triple: what is beyond ARMv7-A with NEON, and beyond ARMv8.0-A."""
 
+# What the least CPU of a triple has, by its names in /proc/cpuinfo, and the families that kernels
+# are written for.
+_LEAST_HWCAPS = {"arm": ("neon",), "aarch64": ("fp", "asimd"), "x86_64": ()}
+_FAMILIES_OF_KERNELS = {"arm": ("fma", "hwdiv"), "aarch64": ("dotprod", "fullfp16"), "x86_64": ()}
+
 
 def families_of(triple: str) -> Mapping[str, Family]:
     """The families of an instruction set, by their names in boards.toml."""
     return FAMILIES[triple.partition("-")[0]]
+
+
+def hwcaps_of(triple: str, has: Collection[str]) -> tuple[str, ...]:
+    """What /proc/cpuinfo lists on a CPU that has the families `has`, of what kernels may need."""
+    architecture = triple.partition("-")[0]
+    families = FAMILIES[architecture]
+    used = (name for name in _FAMILIES_OF_KERNELS[architecture] if name in has)
+    return (*_LEAST_HWCAPS[architecture], *(families[name].hwcap for name in used))
 
 
 @functools.cache
