@@ -423,6 +423,7 @@ def _of_this_machine() -> dict[str, Any]:
                     }
                 ),
                 _of_boxes(evaluated),
+                _of_rows(),
             ]
         },
         "quantize": _object(
@@ -530,6 +531,37 @@ def _of_projects() -> dict[str, Any]:
         "compare --release": _object(changed),
         "doctor": _object({"board": _TEXT, "ok": yes_or_no, "tools": _list(_record(Check))}),
     }
+
+
+def _of_rows() -> dict[str, Any]:
+    """What `evaluate` says of a model of tables."""
+    perhaps = _or_null(_NUMBER)
+    figures = {
+        "anyOf": [_object({"accuracy": _NUMBER}), _object({"mae": perhaps, "rmse": perhaps})]
+    }
+    return _object(
+        {
+            "rows": _COUNT,
+            **dict.fromkeys(("target", "output"), _TEXT),
+            "kind": {"enum": ["classes", "values"]},
+            "reference": figures,
+            "device": _or_null(figures),
+            "device_name": _or_null(_TEXT),
+            "largest_difference": perhaps,
+            "confusion": _list(_object({"expected": _NUMBER, "seen": _NUMBER, "count": _COUNT})),
+            "differ": _list(
+                _object(
+                    {
+                        "line": _COUNT,
+                        "expected": _NUMBER,
+                        "reference": perhaps,
+                        "device": perhaps,
+                    }
+                )
+            ),
+            "labels": _TEXTS,
+        }
+    )
 
 
 def _of_boxes(evaluated: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ Functions, as the commands of the same names; `help(edgepack.deploy)` says more 
     deploy(model)          compile, pack, upload, activate and test: a `Deployment`
     connect(device)        what was deployed before: a `Deployment`
     package(model)         a bundle, and a file that carries it
-    evaluate(model, images)  accuracy on labelled photos, here and on the device
+    evaluate(model, images)  accuracy on labelled photos or rows, here and on the device
     quantize(model, images)  a float model made one on 8-bit integers
     compare(deployed)      each layer on the device beside the reference
     tune(model)            faster kernels for a model, timed on the device

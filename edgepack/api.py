@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from edgepack.flow.compare import Compared
     from edgepack.flow.evaluate import Evaluation
     from edgepack.flow.evaluate_boxes import BoxEvaluation
+    from edgepack.flow.evaluate_rows import RowEvaluation
     from edgepack.flow.init import Draft
     from edgepack.quantization.quantize import Result
     from edgepack.tuning.session import Tuned
@@ -119,32 +120,44 @@ def evaluate(
     model: File | None = None,
     images: File | None = None,
     *,
+    rows: File | None = None,
+    target: str | None = None,
     deployed: Deployment | None = None,
     split: str | None = None,
     project: File | None = None,
     preprocess: Preprocess | None = None,
     progress: Told = NO_PROGRESS,
     **settings: Any,
-) -> Evaluation | BoxEvaluation:
+) -> Evaluation | BoxEvaluation | RowEvaluation:
     """Accuracy on labelled photos: a folder for each class, a CSV file, or a detector's data set.
 
-    By the reference on this machine, and by `deployed`, if it is given.
+    Instead of photos, `rows` is a CSV file for a model of tables, `target` the column with the
+    right answers: accuracy for classes, MAE and RMSE for values. By the reference on this machine,
+    and by `deployed`, if it is given.
     """
     from edgepack.flow.evaluate import evaluate as by_classes
     from edgepack.flow.evaluate_boxes import evaluate_boxes
+    from edgepack.flow.evaluate_rows import evaluate_rows
     from edgepack.postprocess.boxes import Boxes
 
     known = project_from(
         "evaluate", model, project=project, preprocess=preprocess, settings=settings
     )
-    folder = Path(_given("images", images))
     device = deployed.device if deployed else None
     root = deployed.root if deployed else ""
     told = reporting_to(progress)
-    if isinstance(known.postprocess, Boxes):
-        return evaluate_boxes(known, folder, split=split, device=device, root=root, progress=told)
-    if split is not None:
+    if images is not None and rows is not None:
+        raise UsageError("images and rows: a model takes photos or rows")
+    if (rows is None) != (target is None):
+        raise UsageError("rows and target go together")
+    boxes = rows is None and isinstance(known.postprocess, Boxes)
+    if split is not None and not boxes:
         raise UsageError("split: only for a detector", hint="whose boxes [postprocess] describes")
+    if rows is not None and target is not None:
+        return evaluate_rows(known, Path(rows), target, device=device, root=root, progress=told)
+    folder = Path(_given("images", images))
+    if boxes:
+        return evaluate_boxes(known, folder, split=split, device=device, root=root, progress=told)
     return by_classes(known, folder, device=device, root=root, progress=told)
 
 

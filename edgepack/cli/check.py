@@ -129,7 +129,7 @@ def _print_rows(project: Project, checked: Checked, console: Console) -> int:
     if found is not None and found.right is not None:
         lines.append(f"'{found.output}' is right in {found.right} of {found.total} rows")
     elif found is not None:
-        mean = f"{found.mean_error:.6g}"
+        mean = "no finite number" if found.mean_error is None else f"{found.mean_error:.6g}"
         lines.append(f"'{found.output}' differs by {mean} on average, in {found.total} rows")
     console.data(_data(project, checked), "\n".join(lines))
     return 0

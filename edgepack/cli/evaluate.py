@@ -1,4 +1,4 @@
-"""`edgepack evaluate`: labelled photos, here and on the device."""
+"""`edgepack evaluate`: labelled photos, or rows of a table, here and on the device."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgepack.base import page
 from edgepack.base.errors import UsageError
 from edgepack.base.text import counted
 from edgepack.cli.console import Console, table
@@ -26,21 +27,34 @@ if TYPE_CHECKING:
     from edgepack.device.base import Device
     from edgepack.flow.evaluate import Evaluation
     from edgepack.flow.evaluate_boxes import BoxEvaluation
+    from edgepack.flow.evaluate_rows import JudgedRow, Number, RowEvaluation
     from edgepack.flow.project import Project
 
 _SHOWN = 20
+_ON_PAGE = 200
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_model(parser)
-    parser.add_argument(
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument(
         "--images",
         type=Path,
-        required=True,
         metavar="DIR",
         help="a folder for each class (its label or number), or a CSV file of path,class; for a "
         "detector COCO's JSON file, YOLO's data.yaml, or a folder as Roboflow exports it",
+    )
+    given.add_argument(
+        "--rows",
+        type=Path,
+        metavar="FILE",
+        help="a CSV file, for models of tables: each row is an input",
+    )
+    parser.add_argument(
+        "--target",
+        metavar="COLUMN",
+        help="of --rows: the column with the right answers, which is no input",
     )
     parser.add_argument(
         "--split", metavar="NAME", help="of a detector's data set (default: val, test, train)"
@@ -60,7 +74,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Judge all photos, and print how often each side is right, and where they differ."""
+    """Judge all photos or rows, and print how often each side is right, and where they differ."""
     from edgepack.flow.project import load_project
 
     check_html(args)
@@ -83,8 +97,12 @@ def run(args: argparse.Namespace, console: Console) -> int:
         finally:
             device.close()
     from edgepack.flow.evaluate_boxes import BoxEvaluation
+    from edgepack.flow.evaluate_rows import RowEvaluation
 
-    if isinstance(found, BoxEvaluation):
+    if isinstance(found, RowEvaluation):
+        save(args, console, _rows_page(found))
+        console.data(found.to_dict(), "\n".join(_row_lines(found)))
+    elif isinstance(found, BoxEvaluation):
         save(args, console, boxes_page(found))
         console.data(found.to_dict(), "\n".join(_box_lines(found)))
     else:
@@ -95,13 +113,20 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 def _judge(
     args: argparse.Namespace, project: Project, console: Console
-) -> Callable[[Device | None, str], Evaluation | BoxEvaluation]:
-    """What judges the photos, here and on a device: by classes, or by boxes."""
+) -> Callable[[Device | None, str], Evaluation | BoxEvaluation | RowEvaluation]:
+    """What judges, here and on a device: photos by classes or boxes, or rows."""
     from edgepack.flow.evaluate import evaluate
     from edgepack.flow.evaluate_boxes import SCORE, evaluate_boxes
+    from edgepack.flow.evaluate_rows import evaluate_rows
     from edgepack.postprocess.boxes import Boxes
 
-    if isinstance(project.postprocess, Boxes):
+    target = args.target
+    if (args.rows is None) != (target is None):
+        raise UsageError(
+            "--rows and --target go together",
+            hint="--target names the column of --rows with the right answers",
+        )
+    if target is None and isinstance(project.postprocess, Boxes):
         score = SCORE if args.score is None else args.score
         return lambda device, root: evaluate_boxes(
             project,
@@ -117,6 +142,10 @@ def _judge(
             raise UsageError(
                 f"{option}: only for a detector", hint="whose boxes [postprocess] describes"
             )
+    if target is not None:
+        return lambda device, root: evaluate_rows(
+            project, args.rows, target, device=device, root=root, progress=console
+        )
     return lambda device, root: evaluate(
         project, args.images, device=device, root=root, progress=console
     )
@@ -150,6 +179,80 @@ def _box_lines(found: BoxEvaluation) -> list[str]:
 def _share(value: float | None) -> str:
     """An average precision; "-" where there is nothing to find."""
     return "-" if value is None else f"{value:.4f}"
+
+
+def _row_sides(found: RowEvaluation) -> list[tuple[str, str]]:
+    """The reference and the device, and how good each is."""
+    sides = [("reference", _row_side(found, lambda one: one.reference))]
+    if found.device is not None:
+        sides.append(("device", _row_side(found, lambda one: one.device)))
+    return sides
+
+
+def _row_side(found: RowEvaluation, seen: Callable[[JudgedRow], Number | None]) -> str:
+    if not found.answering.is_value:
+        right = found.right(seen)
+        return f"accuracy {right / len(found.judged):.1%} ({right})"
+    errors = found.errors(seen)
+    if errors.mae is None or errors.rmse is None:
+        return "gives values that are not finite"
+    return f"MAE {errors.mae:.6g}, RMSE {errors.rmse:.6g}"
+
+
+def _row_difference(found: RowEvaluation) -> str:
+    if not found.answering.is_value:
+        return counted(len(found.differing), "row")
+    largest = found.largest_difference
+    return "not finite on one side" if largest is None else f"by {largest:.3g} at most"
+
+
+def _row_table(found: RowEvaluation) -> list[tuple[object, ...]]:
+    """The rows on which the sides differ, or those whose class is wrong if there is one side."""
+    if found.answering.is_value:
+        return []
+    rows = found.differing if found.device else [
+        one for one in found.judged if one.reference != one.expected
+    ]  # fmt: skip
+    return [
+        (
+            one.line,
+            found.label(one.expected),
+            found.label(one.reference),
+            *([] if one.device is None else [found.label(one.device)]),
+        )
+        for one in rows
+    ]
+
+
+def _row_header(found: RowEvaluation) -> tuple[str, ...]:
+    return ("LINE", "EXPECTED", "REFERENCE", *(["DEVICE"] if found.device else []))
+
+
+def _row_lines(found: RowEvaluation) -> list[str]:
+    lines = [f"rows       {len(found.judged)}, '{found.answering.name}' against '{found.target}'"]
+    lines += [f"{name:<10} {said}" for name, said in _row_sides(found)]
+    if found.device is not None:
+        lines.append(f"differ     {_row_difference(found)}")
+    rows = _row_table(found)
+    if rows:
+        lines += ["", table(rows[:_SHOWN], _row_header(found)), *_more(len(rows))]
+    return lines
+
+
+def _rows_page(found: RowEvaluation) -> page.Html:
+    where = f" and on {found.device}" if found.device else ""
+    said = {"output": found.answering.name, "target": found.target, **dict(_row_sides(found))}
+    if found.device is not None:
+        said["differ"] = _row_difference(found)
+    rows = _row_table(found)
+    header = [name.lower() for name in _row_header(found)]
+    left = page.facts({"and": f"{len(rows) - _ON_PAGE} more" if len(rows) > _ON_PAGE else None})
+    title = "Seen differently" if found.device else "Wrong by the reference"
+    return page.page(
+        f"{counted(len(found.judged), 'row')}, here{where}",
+        page.facts(said),
+        page.section(title, page.table(rows[:_ON_PAGE], header), left) if rows else page.Html(),
+    )
 
 
 def _lines(found: Evaluation) -> list[str]:

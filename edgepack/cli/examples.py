@@ -54,8 +54,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "evaluate": (
         "edgepack evaluate --images photos",
-        "edgepack evaluate --images list.csv",
-        f"edgepack evaluate --images photos {_PI}",
+        f"edgepack evaluate --images list.csv {_PI}",
+        "edgepack evaluate --rows table.csv --target price",
     ),
     "tune": (
         "edgepack tune",

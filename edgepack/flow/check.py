@@ -13,6 +13,7 @@ import numpy as np
 from edgepack.base.errors import ConfigError
 from edgepack.base.page import Tabular
 from edgepack.compiler.frontend.load import load_model
+from edgepack.flow.evaluate_rows import Answering, Errors, Number
 from edgepack.flow.job import (
     bound_postprocess,
     check_classes,
@@ -33,7 +34,7 @@ from edgepack.flow.reference import (
     top_k,
 )
 from edgepack.flow.results import golden_results
-from edgepack.flow.rows import answer_of, read_rows
+from edgepack.flow.rows import read_rows
 from edgepack.model import TensorInfo, batch_of
 from edgepack.model.meanings import as_meant
 from edgepack.postprocess.results import Results
@@ -95,7 +96,8 @@ class RowsAgreement:
     """How an output agrees with the answers in a table.
 
     `right` rows of `total` have the very answer: as the output's one whole number, or as the
-    greatest of its scores. Of an output of one fraction there is the mean of |difference| instead.
+    greatest of its scores. Of an output of one fraction there is the mean of |difference| instead,
+    None if one is not finite.
     """
 
     output: str
@@ -167,35 +169,30 @@ def check_rows(project: Project, rows: Path, target: str | None = None) -> Check
     reference = Reference(as_meant(model.proto))
     names = [info.name for info in model.outputs]
     seen = []
-    judged: list[tuple[Array, float]] = []
+    answering = None if target is None else Answering.of(model, target, labels)
+    judged: list[tuple[Number, Number]] = []
     for line, inputs, answer in read_rows(model, rows, target):
         outputs = reference.run([inputs[info.name] for info in model.inputs])
         ranges = tuple(map(OutputRange.of, names, outputs))
         seen.append(Seen(image=None, top=(), ranges=ranges, line=line, target=answer))
-        if target is not None:
-            due = answer_of(answer, labels, f"{rows}: line {line}: {target}")
-            judged.append((outputs[0], due))
+        if answering is not None:
+            due = answering.due(answer, f"{rows}: line {line}: {target}")
+            judged.append((answering.read(outputs), due))
     return Checked(
         inputs=tuple(model.inputs),
         outputs=tuple(model.outputs),
         preprocess=None,
         seen=tuple(seen),
         expected=None,
-        agreement=_agreement(names[0], judged) if judged else None,
+        agreement=_agreement(answering, judged) if answering else None,
     )
 
 
-def _agreement(output: str, judged: Sequence[tuple[Array, float]]) -> RowsAgreement:
-    first, total = judged[0][0], len(judged)
-    if first.size == 1 and first.dtype.kind == "f":
-        mean = float(np.mean([abs(float(made.ravel()[0]) - due) for made, due in judged]))
-        return RowsAgreement(output=output, total=total, mean_error=mean)
-    right = sum(
-        float(made.ravel()[0]) == due
-        if made.size == 1
-        else bool(made.size) and int(np.argmax(made)) == due
-        for made, due in judged
-    )
+def _agreement(answering: Answering, judged: Sequence[tuple[Number, Number]]) -> RowsAgreement:
+    output, total = answering.name, len(judged)
+    if answering.is_value:
+        return RowsAgreement(output=output, total=total, mean_error=Errors.of(judged).mae)
+    right = sum(answer == due for answer, due in judged)
     return RowsAgreement(output=output, total=total, right=right)
 
 

@@ -10,13 +10,16 @@ import contextlib
 import csv
 import hashlib
 import json
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgepack.base.errors import ConfigError, UsageError
+import numpy as np
+
+from edgepack.base.errors import ConfigError, MismatchError, UsageError
 from edgepack.base.page import Tabular
 from edgepack.base.paths import cache_dir, locked
 from edgepack.base.progress import NO_PROGRESS, Progress
@@ -30,12 +33,13 @@ from edgepack.device.base import Device
 from edgepack.device.limit import SLOWEST_BYTES_S, UPLOAD_S, limited
 from edgepack.flow.job import check_labels, spec_of
 from edgepack.flow.project import Project, class_of_label, read_labels
-from edgepack.flow.reference import Reference, top_k
+from edgepack.flow.reference import Array, Reference, top_k
+from edgepack.model import LoadedModel
 from edgepack.model.meanings import as_meant
 from edgepack.preprocess.photos import SUFFIXES, folders_in, photos_in, read_photo
 
 TOP = 5
-_PHOTO_S = 120.0
+_RUN_S = 120.0
 """For one run of the model, and the commands around it, on the slowest board."""
 
 
@@ -166,7 +170,12 @@ def find_photos(images: Path, labels: Sequence[str]) -> list[Photo]:
 def photos_budget_s(photos: Sequence[Path]) -> float:
     """How long a device may take for all of them."""
     size_bytes = sum(path.stat().st_size for path in photos if path.is_file())
-    return UPLOAD_S + size_bytes / SLOWEST_BYTES_S + len(photos) * _PHOTO_S
+    return budget_s(len(photos), size_bytes)
+
+
+def budget_s(runs: int, size_bytes: int = 0) -> float:
+    """How long a device may take for so many runs, and so many bytes that go there."""
+    return UPLOAD_S + size_bytes / SLOWEST_BYTES_S + runs * _RUN_S
 
 
 def _listed(file: Path, labels: Sequence[str]) -> list[Photo]:
@@ -271,6 +280,33 @@ def current_release(device: Device, root: str, model_sha256: str) -> str:
             hint="`edgepack deploy` first",
         )
     return current.release
+
+
+def outputs_there(
+    model: LoadedModel,
+    device: Device,
+    root: str,
+    *,
+    image: Path | None = None,
+    inputs: Sequence[Path] = (),
+) -> list[Array]:
+    """The outputs of what is current below `root`, for a photo or .npy files.
+
+    Raises `MismatchError` if they are not of the model's shapes, and what `ask_app` raises.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
+        files = tuple(Path(folder) / f"{at}.npy" for at, _ in enumerate(model.outputs))
+        ask_app(device, root, RunRequest(image=image, inputs=tuple(inputs), outputs=files))
+        try:
+            outputs = [np.load(file, allow_pickle=False) for file in files]
+        except (OSError, ValueError, EOFError) as error:
+            raise MismatchError(f"{device.name}: its outputs cannot be read: {error}") from None
+    for info, output in zip(model.outputs, outputs, strict=True):
+        if tuple(output.shape) != tuple(info.shape):
+            raise MismatchError(
+                f"{device.name}: output '{info.name}' is {output.shape}, not {info.shape}"
+            )
+    return outputs
 
 
 def _ask(device: Device, root: str, photo: Path) -> tuple[int, ...]:

@@ -10,28 +10,30 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from edgepack.base.errors import ConfigError, MismatchError
+from edgepack.base.errors import ConfigError
 from edgepack.base.page import Tabular
 from edgepack.base.paths import locked
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.text import counted
 from edgepack.compiler.frontend.float16 import widened
 from edgepack.compiler.frontend.load import load_model
-from edgepack.deploy.remote_app import RunRequest, ask_app
 from edgepack.device.base import Device
 from edgepack.device.limit import limited
 from edgepack.flow.average_precision import AveragePrecision, Guess, Thing, average_precision
 from edgepack.flow.data_sets import BoxedPhoto, find_data_set
-from edgepack.flow.evaluate import SeenJournal, current_release, photos_budget_s
+from edgepack.flow.evaluate import (
+    SeenJournal,
+    current_release,
+    outputs_there,
+    photos_budget_s,
+)
 from edgepack.flow.job import bound_postprocess, spec_of
 from edgepack.flow.project import Project, read_labels
 from edgepack.flow.reference import Reference
@@ -242,18 +244,7 @@ class _Finder:
         self, device: Device, root: str, photo: Path, size: tuple[int, int]
     ) -> tuple[_ROW, ...]:
         """What is in the outputs of the device."""
-        with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
-            files = tuple(Path(folder) / f"{at}.npy" for at, _ in enumerate(self.model.outputs))
-            ask_app(device, root, RunRequest(image=photo, outputs=files))
-            try:
-                outputs = [np.load(file, allow_pickle=False) for file in files]
-            except (OSError, ValueError, EOFError) as error:
-                raise MismatchError(f"{device.name}: its outputs cannot be read: {error}") from None
-        for info, output in zip(self.model.outputs, outputs, strict=True):
-            if tuple(output.shape) != tuple(info.shape):
-                raise MismatchError(
-                    f"{device.name}: output '{info.name}' is {output.shape}, not {info.shape}"
-                )
+        outputs = outputs_there(self.model, device, root, image=photo)
         return self._boxes(outputs, size)
 
     def _boxes(

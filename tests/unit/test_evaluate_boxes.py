@@ -69,7 +69,7 @@ def device(
             np.save(file, output)
         return AppAnswer.read(Answer({"edgepack": "1"}, "app"))
 
-    monkeypatch.setattr("edgepack.flow.evaluate_boxes.ask_app", ask)
+    monkeypatch.setattr("edgepack.flow.evaluate.ask_app", ask)
     return ScriptedDevice("pi", lambda _: json.dumps(status)), asked
 
 
