@@ -1,4 +1,4 @@
-"""HTML pages that need nothing else: one file each, no script, nothing loaded from anywhere.
+"""HTML pages that need nothing else: one file each, nothing loaded from anywhere.
 
 What is shown came from models and devices: all text is escaped, and a page's policy lets nothing
 be run. Light or dark as the reader's system is, from a phone's width up.
@@ -7,7 +7,6 @@ be run. Light or dark as the reader's system is, from a phone's width up.
 from __future__ import annotations
 
 import base64
-import math
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,8 +17,6 @@ from typing import Any
 
 from edgepack.base.text import printable
 
-_BINS = 20
-_WIDTH, _HEIGHT, _AXIS = 640, 160, 32
 # What has more characters may be broken within a table.
 _WORD = 14
 # Of a result in a notebook.
@@ -50,12 +47,18 @@ def facts(values: Mapping[str, object]) -> Html:
     return Html(f"<dl>\n{''.join(rows)}</dl>\n")
 
 
-def table(rows: Iterable[Sequence[object]], header: Sequence[str]) -> Html:
-    """A table; numbers stand on the right, and what is over them."""
+def table(
+    rows: Iterable[Sequence[object]], header: Sequence[str], numbers: Sequence[bool] = ()
+) -> Html:
+    """A table; numbers stand on the right, and what is over them.
+
+    Where they are words already, `numbers` tells which columns are.
+    """
     listed = list(rows)
-    numbers = [any(map(_is_number, column)) for column in zip(*listed, strict=True)]
-    head = table_head(header, numbers)
-    return Html("".join((head, *(table_row(row) for row in listed), TABLE_END)))
+    names = ["number" if number else "" for number in numbers]
+    found = numbers or [any(map(_is_number, column)) for column in zip(*listed, strict=True)]
+    head = table_head(header, found)
+    return Html("".join((head, *(table_row(row, names=names) for row in listed), TABLE_END)))
 
 
 def table_head(header: Sequence[str], numbers: Sequence[bool] = ()) -> Html:
@@ -103,86 +106,54 @@ def shares(rows: Iterable[tuple[object, float, object]]) -> Html:
     return Html(f'<div class="bars">\n{"".join(lines)}</div>\n')
 
 
-def histogram(values: Sequence[float], *, unit: str, title: str) -> Html:
-    """How often which value came, as a picture with `title` for who cannot see it."""
-    low, high = min(values), max(values)
-    width = (high - low) / _BINS or 1.0
-    counts = [0] * _BINS
-    for value in values:
-        counts[min(int((value - low) / width), _BINS - 1)] += 1
-    column, tallest = _WIDTH / _BINS, max(counts)
-    bars = "".join(
-        f'<rect x="{index * column + 1:.1f}" y="{_HEIGHT - height:.1f}" '
-        f'width="{column - 2:.1f}" height="{height:.1f}"><title>{count} from '
-        f"{low + index * width:.2f} {escape(unit)}</title></rect>"
-        for index, count in enumerate(counts)
-        if (height := count / tallest * (_HEIGHT - 4))
-    )
-    ends = "".join(
-        f'<text x="{x}" y="{_HEIGHT + _AXIS - 8}" text-anchor="{anchor}">'
-        f"{value:.{_digits(high)}f} {escape(unit)}</text>"
-        for x, anchor, value in ((0, "start", low), (_WIDTH, "end", high))
-    )
-    return Html(
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT + _AXIS}" role="img" aria-label="{escape(title)}">'
-        f'{bars}<line x1="0" y1="{_HEIGHT}" x2="{_WIDTH}" y2="{_HEIGHT}"/>{ends}</svg>\n'
-    )
-
-
-def _digits(value: float) -> int:
-    """Decimals that leave three figures or so."""
-    return max(0, 2 - math.floor(math.log10(value))) if value > 0 else 2
+def image_kind(data: bytes) -> str | None:
+    """The MIME type of a PNG or JPEG; None for other data."""
+    return next((mime for begin, mime in _MIME.items() if data.startswith(begin)), None)
 
 
 def picture(data: bytes, *, alt: str) -> Html:
     """A PNG or JPEG within the page; other data is no picture and gives nothing."""
-    kind = next((mime for begin, mime in _MIME.items() if data.startswith(begin)), None)
+    kind = image_kind(data)
     if kind is None:
         return Html()
     content = base64.b64encode(data).decode()
     return Html(f'<img src="data:{kind};base64,{content}" alt="{text(alt)}">\n')
 
 
-def marked_picture(
-    data: bytes,
-    width: int,
-    height: int,
-    boxes: Iterable[tuple[Sequence[float], str]],
-    points: Iterable[Sequence[float]] = (),
-    *,
-    alt: str,
-) -> Html:
-    """A PNG or JPEG of `width` x `height` pixels with boxes (left, top, right, bottom), a word at
-    each, and points (x, y) over it; other data gives nothing.
-    """
-    kind = next((mime for begin, mime in _MIME.items() if data.startswith(begin)), None)
-    if kind is None:
-        return Html()
-    size = max(width, height) / 40
-    marks = []
-    for (left, top, right, bottom), word in boxes:
-        above = top - size / 4 if top > size else top + size
-        marks.append(
-            f'<rect x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" '
-            f'height="{bottom - top:.1f}"/>'
-            f'<text x="{left:.1f}" y="{above:.1f}" font-size="{size:.1f}">{text(word)}</text>\n'
-        )
-    for x, y in points:
-        marks.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size / 6:.1f}"/>\n')
-    content = base64.b64encode(data).decode()
-    return Html(
-        f'<svg class="marks" style="max-width: min(640px, {40 * width / height:.1f}em)" '
-        f'viewBox="0 0 {width} {height}" role="img" aria-label="{text(alt)}">\n'
-        f'<image href="data:{kind};base64,{content}" width="{width}" height="{height}"/>\n'
-        f"{''.join(marks)}</svg>\n"
+def figures(pictures: Iterable[tuple[Html, object]], *, small: bool = False) -> Html:
+    """Pictures beside each other, as many as there is room for, each over its words."""
+    items = "".join(
+        f"<figure>{shown}<figcaption>{text(words)}</figcaption></figure>\n"
+        for shown, words in pictures
     )
+    return Html(f'<div class="figures{" small" if small else ""}">\n{items}</div>\n')
+
+
+def verdict(words: object, *, ok: bool | None = None) -> Html:
+    """The answer in a sentence, which stands out; as good or bad if that is known."""
+    kind = "" if ok is None else " good" if ok else " bad"
+    return Html(f'<p class="verdict{kind}">{text(words)}</p>\n')
+
+
+def paragraph(words: object) -> Html:
+    """Text, if there is any."""
+    return Html(f"<p>{text(words)}</p>\n" if words else "")
+
+
+def swatch(color: tuple[int, int, int]) -> Html:
+    """A small square of a colour: red, green, blue."""
+    red, green, blue = color
+    return Html(f'<i class="swatch" style="background:rgb({red},{green},{blue})"></i>')
+
+
+def folded(title: str, *parts: Html) -> Html:
+    """Parts that are seen once their title is clicked."""
+    return Html(f"<details>\n<summary>{text(title)}</summary>\n{''.join(parts)}</details>\n")
 
 
 def section(title: str, *parts: object) -> Html:
     """Parts under a heading; text among them becomes paragraphs."""
-    body = "".join(
-        part if isinstance(part, Html) else f"<p>{text(part)}</p>\n" for part in parts if part
-    )
+    body = "".join(part if isinstance(part, Html) else paragraph(part) for part in parts)
     return Html(f"<section>\n<h2>{text(title)}</h2>\n{body}</section>\n")
 
 
@@ -251,20 +222,43 @@ _HEAD = """<!DOCTYPE html>
 <head>
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" \
-content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+content="default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; \
+form-action 'none'">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
 <style>{style}</style>
 </head>
 <body>
 """
+# Of series in a chart, on light and on dark.
+_COLORS = (
+    ("#2563b8", "#6ea3ea"), ("#b4530a", "#f0a35e"), ("#17692d", "#7fd391"),
+    ("#7b2fbe", "#c9a0ff"), ("#a3160f", "#ff9d94"), ("#0b7285", "#66d9e8"),
+)  # fmt: skip
+_SERIES = "".join(
+    f"svg .c{index}, i.c{index} {{ fill: var(--c{index}, {light}); "
+    f"background: var(--c{index}, {light}) }}\n"
+    f"svg .s{index} {{ stroke: var(--c{index}, {light}) }}\n"
+    for index, (light, _) in enumerate(_COLORS)
+)
+_LIGHT, _DARK = (
+    "; ".join(f"--c{index}: {both[shade]}" for index, both in enumerate(_COLORS))
+    for shade in (0, 1)
+)
 # Of a page, and of what is shown in a notebook, which has no such variables.
-_PARTS = """
+_PARTS = (
+    """
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2em 1em; margin: .4em 0 }
 dt { color: var(--weak, #888); font-weight: 400 } dd { margin: 0; overflow-wrap: anywhere }
 svg { width: 100%; max-width: 640px; height: auto } svg rect { fill: var(--bar, #3b7dd8) }
 svg line { stroke: var(--weak, #888) } svg text { fill: var(--weak, #888) }
 svg:not(.marks) text { font-size: 14px }
+svg line.guide { stroke-dasharray: 4 4 } svg circle { fill: var(--bar, #3b7dd8) }
+svg polyline { fill: none; stroke-width: 2.5px; vector-effect: non-scaling-stroke }
+.legend { display: flex; flex-wrap: wrap; gap: .2em 1.4em; margin: .4em 0 }
+.legend span { overflow-wrap: anywhere } .legend b { font-weight: 400 }
+.legend i { display: inline-block; width: .8em; height: .8em; margin-right: .4em;
+  border-radius: 2px }
 .bars { display: grid; grid-template-columns: fit-content(30em) 1fr max-content; gap: .2em .8em;
   align-items: center; margin: .4em 0 }
 .bar { display: contents } .bar span { overflow-wrap: anywhere }
@@ -276,11 +270,14 @@ svg:not(.marks) text { font-size: 14px }
   svg:not(.marks) text { font-size: 24px }
   .bar span { grid-column: 1 / -1; margin-top: .4em } }
 """
+    + _SERIES
+)
 _STYLE = f"""
 :root {{ color-scheme: light dark; --text: #222; --back: #fff; --weak: #666; --line: #ddd;
-  --bar: #3b7dd8; --good: #17692d; --bad: #a3160f; --badback: #fdecea }}
+  --bar: #3b7dd8; --good: #17692d; --bad: #a3160f; --badback: #fdecea; {_LIGHT} }}
 @media (prefers-color-scheme: dark) {{ :root {{ --text: #ddd; --back: #181818; --weak: #999;
-  --line: #444; --bar: #6ea3ea; --good: #7fd391; --bad: #ff9d94; --badback: #3a1b19 }} }}
+  --line: #444; --bar: #6ea3ea; --good: #7fd391; --bad: #ff9d94; --badback: #3a1b19;
+  {_DARK} }} }}
 body {{ font: 15px/1.45 system-ui, sans-serif; color: var(--text); background: var(--back);
   max-width: 75em; margin: 1.5em auto; padding: 0 1em }}
 h1 {{ font-size: 1.5em }} h2 {{ font-size: 1.15em; margin: 1.6em 0 .4em }}
@@ -293,6 +290,16 @@ td.number, th.number {{ text-align: right; white-space: nowrap;
 tr.ok td.outcome {{ color: var(--good) }} tr.bad {{ background: var(--badback) }}
 td.short {{ white-space: nowrap }}
 tr.bad td.outcome {{ color: var(--bad); font-weight: 600 }} tr.waiting {{ color: var(--weak) }}
+.verdict {{ font-size: 1.15em; margin: .6em 0; overflow-wrap: anywhere }}
+.verdict.good {{ color: var(--good) }} .verdict.bad {{ color: var(--bad); font-weight: 600 }}
+p {{ overflow-wrap: anywhere }} h1, h2 {{ overflow-wrap: anywhere }}
+.swatch {{ display: inline-block; width: 1em; height: 1em; border-radius: 2px }}
+summary {{ cursor: pointer; margin: .8em 0; font-size: 1.05em }}
+.figures {{ display: grid; gap: 1em; align-items: start;
+  grid-template-columns: repeat(auto-fill, minmax(min(17em, 100%), 1fr)) }}
+.figures.small {{ grid-template-columns: repeat(auto-fill, minmax(9em, 1fr)) }}
+figure {{ margin: 0 }} figure img {{ max-height: none; width: 100% }}
+figcaption {{ color: var(--weak); overflow-wrap: anywhere }} figcaption b {{ color: var(--text) }}
 img {{ max-width: 100%; max-height: 20em; border-radius: 4px }} td img {{ max-height: 6em }}
 {_PARTS}svg.marks rect {{ fill: none; stroke: #2ce02c; stroke-width: 2px;
   vector-effect: non-scaling-stroke }} svg.marks circle {{ fill: #f33 }}

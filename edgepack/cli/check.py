@@ -18,6 +18,8 @@ from edgepack.cli.options import (
     positive,
     project_file,
 )
+from edgepack.cli.pages import add_html, check_html, save
+from edgepack.cli.pages.check import check_page
 
 if TYPE_CHECKING:
     from edgepack.flow.check import Checked, OutputRange
@@ -57,6 +59,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="check each edgepack.toml that is, or names, one of these files, and each model among "
         "them that none names; for pre-commit",
     )
+    add_html(parser)
     parser.set_defaults(run=run)
 
 
@@ -68,6 +71,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
     if args.changed is not None:
         return _check_changed(args, console)
+    check_html(args)
     flags = {
         "model": args.model,
         "shapes": parse_shapes(args.shape),
@@ -78,10 +82,13 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if args.rows is not None:
         if args.image:
             raise UsageError("--rows and --image: a model takes rows or photos")
-        return _print_rows(project, check_rows(project, args.rows, args.target), console)
+        checked = check_rows(project, args.rows, args.target)
+        save(args, console, check_page(checked, project.name, project.model.name))
+        return _print_rows(project, checked, console)
     if args.target is not None:
         raise UsageError("--target is a column of --rows")
     checked = check_project(project, args.image, top=args.top)
+    save(args, console, check_page(checked, project.name, project.model.name))
     lines = []
     for seen in checked.seen:
         tensors = ", ".join(map(str, project.golden_input))
@@ -140,8 +147,10 @@ def _check_changed(args: argparse.Namespace, console: Console) -> int:
     from edgepack.flow.changed import ProjectsError, check_files, projects_of
 
     others = (args.model, args.project, args.image, args.shape, args.set, args.state)
-    if any((*others, args.rows, args.target)):
-        raise UsageError("--changed goes without a model, --project, --image, --rows and shapes")
+    if any((*others, args.rows, args.target, args.html)):
+        raise UsageError(
+            "--changed goes without a model, --project, --image, --rows, --html and shapes"
+        )
     results = list(check_files(projects_of(args.changed)))
     wrong = [(file, error) for file, error in results if error is not None]
     console.data(

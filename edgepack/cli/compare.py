@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from edgepack.base.errors import MismatchError, UsageError
 from edgepack.cli.console import Console, table
 from edgepack.cli.options import MEASURING_S, add_device, add_job, open_release, project_of
-from edgepack.cli.pages import add_html, check_html, compare_page, save
+from edgepack.cli.pages import add_html, check_html, save
+from edgepack.cli.pages.compare import compare_page
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -13,7 +13,8 @@ from edgepack.base.text import megabytes
 from edgepack.boards import Board
 from edgepack.cli.console import Console, table
 from edgepack.cli.options import add_job, check_writable, of_memory, project_of
-from edgepack.cli.pages import add_html, check_html, compile_page, save
+from edgepack.cli.pages import add_html, check_html, save
+from edgepack.cli.pages.compile import compile_page
 from edgepack.compiler import CompiledModel
 from edgepack.compiler.precision import LEAST_WINOGRAD_DB
 from edgepack.compiler.tiles.cpu import has_model, nearest_model

@@ -16,7 +16,8 @@ from edgepack.bundle.signing import sign_folder
 from edgepack.cli.console import Console
 from edgepack.cli.deploy import deploy_options, refuse_job
 from edgepack.cli.options import board_files, project_of, ssh_options
-from edgepack.cli.pages import check_html, deploy_page, save
+from edgepack.cli.pages import check_html, save
+from edgepack.cli.pages.deploy import deploy_page
 from edgepack.cli.report import deploy_lines, dry_run_lines
 from edgepack.deploy import remote_service
 from edgepack.deploy.deploy import deploy_bundle, preview

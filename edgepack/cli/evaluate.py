@@ -21,7 +21,8 @@ from edgepack.cli.options import (
     parse_states,
     project_file,
 )
-from edgepack.cli.pages import add_html, boxes_page, check_html, evaluate_page, save
+from edgepack.cli.pages import add_html, check_html, save
+from edgepack.cli.pages.evaluate import boxes_page, evaluate_page
 
 if TYPE_CHECKING:
     from edgepack.device.base import Device

@@ -20,7 +20,8 @@ from edgepack.cli.options import (
     parse_states,
     project_file,
 )
-from edgepack.cli.pages import add_html, check_html, quantize_page, save
+from edgepack.cli.pages import add_html, check_html, save
+from edgepack.cli.pages.quantize import quantize_page
 
 if TYPE_CHECKING:
     from edgepack.quantization.quantize import Agreement, Result

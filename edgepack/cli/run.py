@@ -8,7 +8,8 @@ from pathlib import Path
 from edgepack.base.errors import UsageError
 from edgepack.cli.console import Console
 from edgepack.cli.options import MEASURING_S, add_device, add_release, check_writable, open_release
-from edgepack.cli.pages import add_html, check_html, run_page, save
+from edgepack.cli.pages import add_html, check_html, save
+from edgepack.cli.pages.run import run_page
 from edgepack.cli.report import answer_lines
 from edgepack.deploy.remote_app import TENSORS, RunRequest, ask_app
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from edgepack.base import page
+from edgepack.base import charts, page
 from edgepack.base.text import milliseconds
 from edgepack.deploy.answers import Answer
 
@@ -143,7 +143,7 @@ class Bench(page.Tabular):
         if not self.times_ms:
             return page.embedded(table)
         title = f"latency of {self.runs} runs{mark}"
-        return page.embedded(table, page.histogram(self.times_ms, unit="ms", title=title))
+        return page.embedded(table, charts.histogram(self.times_ms, unit="ms", title=title))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -343,15 +343,20 @@ class PreprocessSpec:
         (H, W, 1) for "gray".
         Raises `ImageSizeError` if the image is smaller than the crop or too long.
         """
+        return self.stages(image, size)[-1]
+
+    def stages(
+        self, image: Pixels, size: tuple[int, int] | None = None
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+        """What becomes of `image` in `resized`: in its colours, that resized, and that cropped."""
         if self.color == "gray":
             image = np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2GRAY), np.uint8)
         elif self.color == "rgb":
             image = np.ascontiguousarray(image[:, :, ::-1])
         made = self._resize(image, *(size or image.shape[:2]))
         made = made.reshape(*made.shape[:2], self.channels)
-        if self.crop:
-            made = _centre_crop(made, *self.crop, self.crop_centre)
-        return np.ascontiguousarray(made)
+        cropped = _centre_crop(made, *self.crop, self.crop_centre) if self.crop else made
+        return image, made, np.ascontiguousarray(cropped)
 
     def _sizes(self, height: int, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """(height, width) that a photo is resized to; and with its border, if it gets one."""

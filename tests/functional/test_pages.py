@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,23 @@ import cv2
 import numpy as np
 import pytest
 
-from edgepack.base import page
+from edgepack.base import charts, page
 from edgepack.base.errors import RemoteError
-from edgepack.base.process import run
+from edgepack.cli import main
 from edgepack.fleet import Journal, Settings, Share, make_plan, roll_out
 from edgepack.fleet.report import FleetReport
-from tests.boards import unpacked
+from tests import yolo_exports
+from tests.browser import Browse, browse, check_page
 from tests.means import means_app
 from tests.scripted_fleet import FakeWork, Log, devices
+from tests.yolo_exports import EXPORTS
+
+__all__ = ["browse"]
 
 pytestmark = pytest.mark.slow
+
+# Screenshots of all pages, at both widths, light and dark, stay there.
+SHOTS = Path(__file__).parents[2] / "build" / "pages"
 
 LONG = "features.18.0/" * 12
 DIGEST = "0123456789abcdef" * 4
@@ -34,14 +41,15 @@ MADE = page.page(
     "mobilenetv2 on pi",
     page.facts({"SHA-256": DIGEST, "folder": LONG}),
     page.section("Layers", page.shares([(LONG, 1.0, "12.345 ms"), ("b", 0.5, "6.100 ms")])),
-    page.section("Latency", page.histogram([*range(1, 50)], unit="ms", title="latency")),
+    page.section("Latency", charts.histogram([*range(1, 50)], unit="ms", title="latency")),
     page.section(
         "Files",
         page.table([(LONG, 12345678, "depthwise", DIGEST)], ("file", "bytes", "rule", "SHA-256")),
     ),
     page.section("Photo", page.picture(PHOTO, alt="a photo")),
     page.section(
-        "Boxes", page.marked_picture(PHOTO, 60, 40, [((5, 5, 50, 30), LONG)], [(9, 9)], alt="boxes")
+        "Boxes",
+        charts.marked_picture(PHOTO, 60, 40, [((5, 5, 50, 30), LONG)], [(9, 9)], alt="boxes"),
     ),
 )
 MAGENTA = (255, 0, 255)
@@ -67,30 +75,7 @@ onload = () => {{
 </script>"""
 
 
-@pytest.fixture(scope="module")
-def browse() -> Callable[..., str]:
-    """Runs the browser with options, on a file or an address; what it prints."""
-    packages = ["chromium-headless-shell", "fonts-dejavu-core"]
-    root = unpacked("chromium", packages, suite="bookworm", arch="amd64")
-    program = next(path for path in root.glob("usr/lib/chromium*/*shell*") if path.is_file())
-    libraries = [root / "usr/lib/x86_64-linux-gnu" / name for name in ("", "pulseaudio")]
-    env = {
-        "LD_LIBRARY_PATH": ":".join(map(str, [*libraries, root / "lib/x86_64-linux-gnu"])),
-        "FONTCONFIG_SYSROOT": str(root),
-    }
-
-    def browse(page: Path | str, *options: str) -> str:
-        address = page.as_uri() if isinstance(page, Path) else page
-        return run(
-            [program, "--no-sandbox", "--disable-gpu", "--headless", *options, address],
-            env=env,
-            timeout_s=300,
-        ).stdout
-
-    return browse
-
-
-def measured(browse: Callable[..., str], file: Path, width: int, shown: str) -> dict[str, Any]:
+def measured(browse: Browse, file: Path, width: int, shown: str) -> dict[str, Any]:
     file.write_text(MEASURE.format(width=width, page=html.escape(shown)))
     said = html.unescape(browse(file, "--dump-dom", "--virtual-time-budget=5000"))
     found: dict[str, Any] = json.loads(re.findall(r"\{.*\}", said)[-1])
@@ -98,9 +83,7 @@ def measured(browse: Callable[..., str], file: Path, width: int, shown: str) -> 
 
 
 @pytest.mark.parametrize("width", [360, 1280])
-def test_a_page_is_no_wider_than_the_window(
-    browse: Callable[..., str], tmp_path: Path, width: int
-) -> None:
+def test_a_page_is_no_wider_than_the_window(browse: Browse, tmp_path: Path, width: int) -> None:
     found = measured(browse, tmp_path / "measure.html", width, MADE)
     assert found["wide"] <= width
     # A layer's name differs from the next one's at its end.
@@ -112,7 +95,7 @@ def test_a_page_is_no_wider_than_the_window(
     assert found["pictures"] == [60]
 
 
-def test_a_notebook_has_bars_as_well(browse: Callable[..., str], tmp_path: Path) -> None:
+def test_a_notebook_has_bars_as_well(browse: Browse, tmp_path: Path) -> None:
     """Its own page has none of our styles."""
     shown = page.embedded(page.shares([("dog", 1.0, "0.9"), ("cat", 0.5, "0.45")]))
     found = measured(browse, tmp_path / "measure.html", 600, shown)
@@ -122,7 +105,7 @@ def test_a_notebook_has_bars_as_well(browse: Callable[..., str], tmp_path: Path)
 
 @pytest.mark.parametrize(("scheme", "bright"), [(0, False), (1, True)], ids=["dark", "light"])
 def test_a_page_is_dark_where_the_system_is(
-    browse: Callable[..., str], tmp_path: Path, scheme: int, *, bright: bool
+    browse: Browse, tmp_path: Path, scheme: int, *, bright: bool
 ) -> None:
     file, shot = tmp_path / "page.html", tmp_path / "shot.png"
     file.write_text(MADE)
@@ -132,6 +115,22 @@ def test_a_page_is_dark_where_the_system_is(
     image = cv2.imread(str(shot))
     assert image is not None
     assert (np.median(image) > 128) == bright
+
+
+@pytest.fixture
+def detector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a project of a detector as ultralytics exports it, and a photo."""
+    monkeypatch.chdir(tmp_path)
+    yolo_exports.write(EXPORTS[0], tmp_path / "yolo.onnx")
+    photo = np.random.default_rng(0).integers(0, 255, (240, 320, 3), np.uint8)
+    cv2.imwrite(str(tmp_path / "photo.png"), cv2.GaussianBlur(photo, (0, 0), 9))
+    assert main(["init", "yolo.onnx"]) == 0
+    return tmp_path
+
+
+def test_check(browse: Browse, detector: Path) -> None:
+    assert main(["check", "--image", "photo.png", "--html", "check.html"]) == 0
+    check_page(browse, (detector / "check.html").read_text(), SHOTS, "check")
 
 
 # What would run where text is taken for HTML: in each it tells so on the page itself.
@@ -147,17 +146,17 @@ HOSTILE = (
 )
 
 
-def test_hostile_names_are_text(browse: Callable[..., str], tmp_path: Path) -> None:
+def test_hostile_names_are_text(browse: Browse, tmp_path: Path) -> None:
     """Models, files, devices and what they say: all of it comes from others."""
     name = " ".join(HOSTILE)
     made = page.page(
         name,
         page.facts({name: name}),
         page.section(name, page.shares([(one, 1.0, one) for one in HOSTILE])),
-        page.section(name, page.histogram([1.0, 2.0], unit=name, title=name)),
+        page.section(name, charts.histogram([1.0, 2.0], unit=name, title=name)),
         page.table([HOSTILE], HOSTILE),
         page.picture(PHOTO, alt=name),
-        page.marked_picture(PHOTO, 60, 40, [((5, 5, 50, 30), name)], [], alt=name),
+        charts.marked_picture(PHOTO, 60, 40, [((5, 5, 50, 30), name)], [], alt=name),
         page.embedded(page.shares([(name, 1.0, name)])),
     )
     work = FakeWork(broken={"d00001", "d00004"}, error=RemoteError(name, hint=name))
@@ -224,7 +223,7 @@ def preview(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process.communicate()
 
 
-def test_the_preview_shows_the_newest_line(browse: Callable[..., str], preview: str) -> None:
+def test_the_preview_shows_the_newest_line(browse: Browse, preview: str) -> None:
     said = browse(preview, "--dump-dom", "--virtual-time-budget=5000")
     (line,) = re.findall(r'<pre id="line">(.*?)</pre>', html.unescape(said), re.DOTALL)
     found = json.loads(line)
@@ -240,7 +239,7 @@ def test_the_preview_shows_the_newest_line(browse: Callable[..., str], preview: 
 @pytest.mark.parametrize(("width", "height"), [(500, 900), (800, 600), (1280, 800)])
 @pytest.mark.parametrize(("scheme", "bright"), [(0, False), (1, True)], ids=["dark", "light"])
 def test_the_preview_fits_the_window(
-    browse: Callable[..., str],
+    browse: Browse,
     preview: str,
     tmp_path: Path,
     width: int,

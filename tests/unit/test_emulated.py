@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edgepack.base.text import milliseconds
-from edgepack.cli.pages import bench_page
+from edgepack.cli.pages.bench import bench_page
 from edgepack.cli.report import answer_lines, bench_lines, profile_lines
 from edgepack.cli.tune import _lines as tuned_lines
 from edgepack.deploy.app_answers import AppAnswer

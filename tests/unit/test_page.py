@@ -10,8 +10,8 @@ import cv2
 import numpy as np
 import pytest
 
-from edgepack.base import page
-from edgepack.cli.pages import run_page
+from edgepack.base import charts, page
+from edgepack.cli.pages.run import run_page
 from edgepack.deploy.answers import Answer
 from edgepack.deploy.app_answers import AppAnswer, Bench
 
@@ -48,7 +48,7 @@ def test_a_page_escapes_what_it_shows_and_loads_nothing(tmp_path: Path) -> None:
         page.section(EVIL, EVIL, page.facts({EVIL: EVIL, "empty": "", "none": None})),
         page.table([[EVIL, 3, 0.5, None]], ["a", "b", "c", EVIL]),
         page.shares([(EVIL, 0.5, EVIL), ("other", 0.25, 1)]),
-        page.histogram([1.0, 2.0, 2.0], unit="ms", title=EVIL),
+        charts.histogram([1.0, 2.0, 2.0], unit="ms", title=EVIL),
         page.picture(b"\x89PNG\r\n", alt=EVIL),
         page.picture(b"<svg onload=x>", alt="no picture"),
     )
@@ -70,13 +70,13 @@ def test_bars_and_columns_are_as_long_as_their_values() -> None:
         page.shares([("a", 0.5, 1), ("b", 0.25, 1), ("c", 0.0, 1)])
     ).values if name == "style"]  # fmt: skip
     assert widths == ["width:100.0%", "width:50.0%", "width:0.0%"]
-    tags = Parsed(page.histogram([1.0] * 3 + [2.0], unit="ms", title="t"))
+    tags = Parsed(charts.histogram([1.0] * 3 + [2.0], unit="ms", title="t"))
     heights = [float(value or 0) for name, value in tags.values if name == "height"]
     assert len(heights) == 2
     assert heights[0] == pytest.approx(3 * heights[1], rel=0.01)
     # One value only, and no time at all.
     for values in ([1.5], [0.0, 0.0]):
-        assert Parsed(page.histogram(values, unit="ms", title="t")).tags.count("rect") == 1
+        assert Parsed(charts.histogram(values, unit="ms", title="t")).tags.count("rect") == 1
 
 
 def test_boxes_lie_where_they_are(tmp_path: Path) -> None:

@@ -1,0 +1,224 @@
+"""Charts and marked photos as SVG, for pages: what is drawn of any result is drawn here.
+
+Texts are escaped, coordinates are numbers of ours. Colours are those of the page, light or dark.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from edgepack.base.page import Html, image_kind, text
+
+SERIES = 6
+"""Colours of the page: a series has the one of its number."""
+_BINS = 20
+_WIDTH, _HEIGHT, _AXIS = 640, 160, 32
+_LEFT, _TOP = 84, 20
+
+
+def histogram(values: Sequence[float], *, unit: str, title: str) -> Html:
+    """How often which value came, as a picture with `title` for who cannot see it."""
+    low, high = min(values), max(values)
+    width = (high - low) / _BINS or 1.0
+    counts = [0] * _BINS
+    for value in values:
+        counts[min(int((value - low) / width), _BINS - 1)] += 1
+    return columns(counts, low, high, unit=unit, title=title)
+
+
+def columns(counts: Sequence[float], low: float, high: float, *, unit: str, title: str) -> Html:
+    """Counts of values in equal steps from `low` to `high`."""
+    column, tallest = _WIDTH / len(counts), max(counts) or 1
+    step = (high - low) / len(counts)
+    bars = "".join(
+        f'<rect x="{index * column + 1:.1f}" y="{_HEIGHT - height:.1f}" '
+        f'width="{column - 2:.1f}" height="{height:.1f}"><title>{count} from '
+        f"{number(low + index * step)} {text(unit)}</title></rect>"
+        for index, count in enumerate(counts)
+        if (height := count / tallest * (_HEIGHT - 4))
+    )
+    ends = "".join(
+        f'<text x="{x}" y="{_HEIGHT + _AXIS - 8}" text-anchor="{anchor}">'
+        f"{number(value)} {text(unit)}</text>"
+        for x, anchor, value in ((0, "start", low), (_WIDTH, "end", high))
+    )
+    return _svg(
+        _WIDTH,
+        _HEIGHT + _AXIS,
+        f'{bars}<line x1="0" y1="{_HEIGHT}" x2="{_WIDTH}" y2="{_HEIGHT}"/>{ends}',
+        title,
+    )
+
+
+def number(value: float) -> str:
+    """With three figures or so."""
+    size = abs(value)
+    if not math.isfinite(value) or size >= 1e6 or 0 < size < 1e-3:
+        return f"{value:.3g}"
+    return f"{value:.{max(0, 2 - math.floor(math.log10(size))) if size else 2}f}"
+
+
+def dots(
+    values: Sequence[float], *, unit: str, title: str, lines: Mapping[str, float] | None = None
+) -> Html:
+    """A dot for each value in their order, from left to right; `lines` lie across, with names.
+
+    The scale begins at 0, so that a difference looks as large as it is.
+    """
+    most = max((*values, *(lines or {}).values())) or 1.0
+    plot = _Plot(x=(0.0, float(max(len(values) - 1, 1))), y=(0.0, most * 1.05))
+    marks = "".join(
+        f'<circle cx="{plot.across(index):.1f}" cy="{plot.up(value):.1f}" r="3.5">'
+        f"<title>{index + 1}: {number(value)} {text(unit)}</title></circle>"
+        for index, value in enumerate(values)
+    )
+    last = math.inf
+    across = ""
+    for name, value in sorted((lines or {}).items(), key=lambda item: item[1]):
+        y = plot.up(value)
+        across += f'<line class="guide" x1="{_LEFT}" y1="{y:.1f}" x2="{_WIDTH}" y2="{y:.1f}"/>'
+        if last - y >= plot.LETTERS:  # else it would lie on the one below
+            across += (
+                f'<text class="small" x="{_LEFT - 6}" y="{y + 5:.1f}" text-anchor="end">'
+                f"{text(name)}</text>"
+            )
+            last = y
+    return plot.svg(across + marks, ("1", str(len(values))), (f"0 {unit}", ""), title)
+
+
+def curves(
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    title: str,
+    x: tuple[float, float],
+    y: tuple[float, float],
+    ends: tuple[tuple[str, str], tuple[str, str]] | None = None,
+) -> Html:
+    """Lines through points (x, y), within ranges; `ends` are words at the ends of both axes.
+
+    As many as there are colours, with a legend if there are several.
+    """
+    plot = _Plot(x=x, y=y)
+    body = ""
+    for index, points in enumerate(list(series.values())[:SERIES]):
+        way = " ".join(f"{plot.across(a):.1f},{plot.up(b):.1f}" for a, b in points)
+        body += f'<polyline class="s{index}" points="{way}"/>'
+    words = ends or ((number(x[0]), number(x[1])), (number(y[0]), number(y[1])))
+    drawn = plot.svg(body, *words, title)
+    names = list(series)[:SERIES]
+    return Html(drawn + (legend((name, "") for name in names) if len(names) > 1 else ""))
+
+
+class _Plot:
+    """Where values lie in a picture with both axes."""
+
+    LETTERS = 24.0
+
+    def __init__(self, *, x: tuple[float, float], y: tuple[float, float]) -> None:
+        self._x, self._y = x, y
+
+    def across(self, value: float) -> float:
+        low, high = self._x
+        return _LEFT + (value - low) / ((high - low) or 1.0) * (_WIDTH - _LEFT - 6)
+
+    def up(self, value: float) -> float:
+        low, high = self._y
+        return _TOP + _HEIGHT - (value - low) / ((high - low) or 1.0) * _HEIGHT
+
+    def svg(
+        self, body: str, x_words: tuple[str, str], y_words: tuple[str, str], title: str
+    ) -> Html:
+        base = _TOP + _HEIGHT
+        axes = (
+            f'<line x1="{_LEFT}" y1="{base}" x2="{_WIDTH}" y2="{base}"/>'
+            f'<line x1="{_LEFT}" y1="{_TOP}" x2="{_LEFT}" y2="{base}"/>'
+        )
+        words = "".join(
+            f'<text x="{x:.1f}" y="{y}" text-anchor="{anchor}">{text(word)}</text>'
+            for x, y, anchor, word in (
+                (_LEFT, base + _AXIS - 8, "start", x_words[0]),
+                (_WIDTH, base + _AXIS - 8, "end", x_words[1]),
+                (_LEFT - 6, base + 5, "end", y_words[0]),
+                (_LEFT - 6, _TOP + 10, "end", y_words[1]),
+            )
+            if word
+        )
+        return _svg(_WIDTH, base + _AXIS, axes + body + words, title)
+
+
+def stacked(parts: Sequence[tuple[str, float, str]], *, title: str) -> Html:
+    """One bar of parts beside each other, and below it what each is called and its value in words.
+
+    Parts beyond the page's colours are put together as the last of them.
+    """
+    listed = [part for part in parts if part[1] > 0]
+    total = sum(value for _, value, _ in listed)
+    if not total:
+        return Html()
+    if len(listed) > SERIES:
+        rest = sum(value for _, value, _ in listed[SERIES - 1 :])
+        more = (f"{len(listed) - SERIES + 1} others", rest, f"{rest / total:.1%}")
+        listed = [*listed[: SERIES - 1], more]
+    body, at = "", 0.0
+    for index, (name, value, said) in enumerate(listed):
+        width = value / total * _WIDTH
+        body += (
+            f'<rect class="c{index}" x="{at:.1f}" y="0" width="{width:.1f}" height="36">'
+            f"<title>{text(name)} {text(said)}</title></rect>"
+        )
+        at += width
+    return Html(_svg(_WIDTH, 36, body, title) + legend((name, said) for name, _, said in listed))
+
+
+def legend(names: Iterable[tuple[str, str]]) -> Html:
+    """What the page's colours stand for, in their order: a name and a value in words each."""
+    words = "".join(
+        f'<span><i class="c{index}"></i>{text(name)}{" <b>" + text(said) + "</b>" if said else ""}'
+        "</span>\n"
+        for index, (name, said) in enumerate(names)
+    )
+    return Html(f'<p class="legend">\n{words}</p>\n')
+
+
+def _svg(width: float, height: float, body: str, title: str) -> Html:
+    return Html(
+        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{text(title)}">'
+        f"{body}</svg>\n"
+    )
+
+
+def marked_picture(
+    data: bytes,
+    width: int,
+    height: int,
+    boxes: Iterable[tuple[Sequence[float], str]],
+    points: Iterable[Sequence[float]] = (),
+    *,
+    alt: str,
+) -> Html:
+    """A PNG or JPEG of `width` x `height` pixels with boxes (left, top, right, bottom), a word at
+    each, and points (x, y) over it; other data gives nothing.
+    """
+    kind = image_kind(data)
+    if kind is None:
+        return Html()
+    size = max(width, height) / 40
+    marks = []
+    for (left, top, right, bottom), word in boxes:
+        above = top - size / 4 if top > size else top + size
+        marks.append(
+            f'<rect x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" '
+            f'height="{bottom - top:.1f}"/>'
+            f'<text x="{left:.1f}" y="{above:.1f}" font-size="{size:.1f}">{text(word)}</text>\n'
+        )
+    for x, y in points:
+        marks.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size / 6:.1f}"/>\n')
+    content = base64.b64encode(data).decode()
+    return Html(
+        f'<svg class="marks" style="max-width: min(640px, {40 * width / height:.1f}em)" '
+        f'viewBox="0 0 {width} {height}" role="img" aria-label="{text(alt)}">\n'
+        f'<image href="data:{kind};base64,{content}" width="{width}" height="{height}"/>\n'
+        f"{''.join(marks)}</svg>\n"
+    )
