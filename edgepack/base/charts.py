@@ -16,6 +16,7 @@ SERIES = 6
 _BINS = 20
 _WIDTH, _HEIGHT, _AXIS = 640, 160, 32
 _LEFT, _TOP = 84, 20
+_MAP_WIDTH = 1200
 
 
 def histogram(values: Sequence[float], *, unit: str, title: str) -> Html:
@@ -170,6 +171,37 @@ def stacked(parts: Sequence[tuple[str, float, str]], *, title: str) -> Html:
         )
         at += width
     return Html(_svg(_WIDTH, 36, body, title) + legend((name, said) for name, _, said in listed))
+
+
+def rectangles(
+    placed: Iterable[tuple[float, float, float, float, int, str]],
+    *,
+    x: float,
+    y: float,
+    title: str,
+    guide: float | None = None,
+    height: int = 480,
+) -> Html:
+    """A map of `x` by `y`: each rectangle has its left, lower end, width, height, the number of a
+    colour, and words that are shown where a mouse points at it. `guide` is a line upwards.
+
+    It has no words of its own, since it may be as wide as the page: these belong below it.
+    """
+    across, up = _MAP_WIDTH / (x or 1.0), height / (y or 1.0)
+    body = "".join(
+        f'<rect class="c{color % SERIES} part" x="{left * across:.1f}" '
+        f'y="{height - (low + high) * up:.1f}" width="{wide * across:.1f}" '
+        f'height="{high * up:.1f}"><title>{text(words)}</title></rect>\n'
+        for left, low, wide, high, color, words in placed
+    )
+    if guide is not None:
+        body += (
+            f'<line class="guide" x1="{guide * across:.1f}" y1="0" x2="{guide * across:.1f}" '
+            f'y2="{height}"/>'
+        )
+    body += f'<line x1="0" y1="{height}" x2="{_MAP_WIDTH}" y2="{height}"/>'
+    drawn = _svg(_MAP_WIDTH, height, body, title)
+    return Html(drawn.replace("<svg ", '<svg class="map" ', 1))
 
 
 def legend(names: Iterable[tuple[str, str]]) -> Html:

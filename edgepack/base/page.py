@@ -253,6 +253,8 @@ dt { color: var(--weak, #888); font-weight: 400 } dd { margin: 0; overflow-wrap:
 svg { width: 100%; max-width: 640px; height: auto } svg rect { fill: var(--bar, #3b7dd8) }
 svg line { stroke: var(--weak, #888) } svg text { fill: var(--weak, #888) }
 svg:not(.marks) text { font-size: 14px }
+svg.map { max-width: 100%; background: rgba(128, 128, 128, .12) }
+svg rect.part { stroke: var(--back, #fff); stroke-width: 1px; vector-effect: non-scaling-stroke }
 svg line.guide { stroke-dasharray: 4 4 } svg circle { fill: var(--bar, #3b7dd8) }
 svg polyline { fill: none; stroke-width: 2.5px; vector-effect: non-scaling-stroke }
 .legend { display: flex; flex-wrap: wrap; gap: .2em 1.4em; margin: .4em 0 }

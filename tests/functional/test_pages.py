@@ -21,7 +21,7 @@ from edgepack.base.errors import RemoteError
 from edgepack.cli import main
 from edgepack.fleet import Journal, Settings, Share, make_plan, roll_out
 from edgepack.fleet.report import FleetReport
-from tests import yolo_exports
+from tests import onnx_models, yolo_exports
 from tests.browser import Browse, browse, check_page
 from tests.means import means_app
 from tests.scripted_fleet import FakeWork, Log, devices
@@ -131,6 +131,14 @@ def detector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_check(browse: Browse, detector: Path) -> None:
     assert main(["check", "--image", "photo.png", "--html", "check.html"]) == 0
     check_page(browse, (detector / "check.html").read_text(), SHOTS, "check")
+
+
+def test_compile(browse: Browse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    onnx_models.quantized(tmp_path / "net.onnx")
+    words = ["compile", "net.onnx", "--board", "rasp4b-64", "-o", "out", "--html", "page.html"]
+    assert main(words) == 0
+    check_page(browse, Path("page.html").read_text(), SHOTS, "compile")
 
 
 # What would run where text is taken for HTML: in each it tells so on the page itself.
