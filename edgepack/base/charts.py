@@ -66,10 +66,12 @@ def dots(
 ) -> Html:
     """A dot for each value in their order, from left to right; `lines` lie across, with names.
 
-    The scale begins at 0, so that a difference looks as large as it is.
+    The scale begins at 0, or at a value below, so that a difference looks as large as it is.
     """
-    most = max((*values, *(lines or {}).values())) or 1.0
-    plot = _Plot(x=(0.0, float(max(len(values) - 1, 1))), y=(0.0, most * 1.05))
+    both = (0.0, *values, *(lines or {}).values())
+    low, high = min(both), max(both)
+    room = (high - low) * 0.05 or 1.0
+    plot = _Plot(x=(-0.5, len(values) - 0.5), y=(low - room if low < 0 else 0.0, high + room))
     marks = "".join(
         f'<circle cx="{plot.across(index):.1f}" cy="{plot.up(value):.1f}" r="3.5">'
         f"<title>{index + 1}: {number(value)} {text(unit)}</title></circle>"
@@ -86,7 +88,8 @@ def dots(
                 f"{text(name)}</text>"
             )
             last = y
-    return plot.svg(across + marks, ("1", str(len(values))), (f"0 {unit}", ""), title)
+    begin = number(low) if low < 0 else "0"
+    return plot.svg(across + marks, ("1", str(len(values))), (f"{begin} {unit}", ""), title)
 
 
 def curves(

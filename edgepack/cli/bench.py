@@ -13,6 +13,7 @@ from edgepack.cli.options import MEASURING_S, add_device, add_release, open_rele
 from edgepack.cli.pages import add_html, check_html, save
 from edgepack.cli.pages.bench import bench_page
 from edgepack.cli.report import answer_lines, bench_lines, profile_lines
+from edgepack.deploy import remote_tool
 from edgepack.deploy.answers import SenselessError
 from edgepack.deploy.app_answers import emulated_mark
 from edgepack.deploy.conditions import Conditions, read_conditions
@@ -61,6 +62,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         before = read_conditions(device)
         answer = ask_app(device, root, RunRequest(golden=True, options=tuple(options)))
         after = read_conditions(device)
+        release = remote_tool.status(device, root).current if args.html else None
     finally:
         device.close()
     if answer.bench is None or (args.profile and answer.profile is None):
@@ -69,7 +71,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
     lines += _conditions(before, after)
     if answer.profile:
         lines += ["", *profile_lines(answer.profile)]
-    save(args, console, bench_page(answer, f"{root} on {device.name}"))
+    title = f"{root} on {device.name}"
+    made = bench_page(answer, title, release=release, conditions=(before, after))
+    save(args, console, made)
     conditions = {"before": asdict(before), "after": asdict(after)}
     console.data({**answer.to_dict(), "conditions": conditions}, "\n".join(lines))
     return 0

@@ -18,6 +18,8 @@ from edgepack.cli.options import (
     project_of,
     ssh_options,
 )
+from edgepack.cli.pages import add_html, check_html, save
+from edgepack.cli.pages.tune import tune_page
 from edgepack.deploy.app_answers import emulated_mark
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="tune nothing: fit the CPU model's figures to the records of these models' kernels, "
         "and say whether they order MODEL's better than those in use",
     )
+    add_html(parser)
     parser.set_defaults(run=run)
 
 
@@ -58,11 +61,14 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from edgepack.flow.job import make_job
     from edgepack.tuning.run import is_estimated, tune_job
 
+    check_html(args)
     given = args.records
     own, read = _files(args)
     args.records = [path for path in read if path.exists()]
     project = project_of(args)
     if args.fit:
+        if args.html:
+            raise UsageError("--fit goes without --html")
         return _fit(args, make_job(project), console)
     check_writable(own.parent, "--records")
     job = make_job(project)
@@ -86,6 +92,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
     lines = _lines(found, own, job, estimated=estimated, emulated=emulated)
     if found.kernels and given is None and project_file(args) is None:
         lines += ["", f"to use it: edgepack compile|package|deploy ... --records {own}"]
+    title = f"{job.project.name} for {job.board.name}, tuned"
+    made = tune_page(found, own, title, estimated=estimated, mark=emulated_mark(emulated))
+    save(args, console, made)
     console.data({"records": str(own), **found.to_dict()}, "\n".join(lines))
     return 0
 

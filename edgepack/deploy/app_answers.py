@@ -143,7 +143,12 @@ class Bench(page.Tabular):
         if not self.times_ms:
             return page.embedded(table)
         title = f"latency of {self.runs} runs{mark}"
-        return page.embedded(table, charts.histogram(self.times_ms, unit="ms", title=title))
+        lines = {"p50": self.p50_ms, "p90": self.p90_ms, "p99": self.p99_ms}
+        return page.embedded(
+            table,
+            charts.dots(self.times_ms, unit="ms", title=f"{title}, in order", lines=lines),
+            charts.histogram(self.times_ms, unit="ms", title=title),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,12 +19,19 @@ import pytest
 from edgepack.base import charts, page
 from edgepack.base.errors import RemoteError
 from edgepack.cli import main
+from edgepack.cli.pages.bench import bench_page
+from edgepack.cli.pages.tune import tune_page
+from edgepack.deploy.answers import Answer, Status
+from edgepack.deploy.app_answers import AppAnswer
+from edgepack.deploy.conditions import Conditions
 from edgepack.fleet import Journal, Settings, Share, make_plan, roll_out
 from edgepack.fleet.report import FleetReport
 from tests import onnx_models, yolo_exports
 from tests.browser import Browse, browse, check_page
 from tests.means import means_app
 from tests.scripted_fleet import FakeWork, Log, devices
+from tests.scripted_tool import APP, NEW, STATUS
+from tests.unit.test_tuning_session import PlayedDevice, session
 from tests.yolo_exports import EXPORTS
 
 __all__ = ["browse"]
@@ -139,6 +146,28 @@ def test_compile(browse: Browse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     words = ["compile", "net.onnx", "--board", "rasp4b-64", "-o", "out", "--html", "page.html"]
     assert main(words) == 0
     check_page(browse, Path("page.html").read_text(), SHOTS, "compile")
+
+
+def test_bench(browse: Browse, tmp_path: Path) -> None:
+    times = [12.0 + (number % 7) / 10 + number / 40 for number in range(50)]
+    bench = {
+        "runs": 50, "warmup": 3, "mean_ms": 13.0, "std_ms": 0.4, "min_ms": min(times),
+        "max_ms": max(times), "p50_ms": 12.9, "p90_ms": 13.5, "p99_ms": 13.7, "times_ms": times,
+    }  # fmt: skip
+    parts = {"load_ms": 20.0, "decode_ms": 4.0, "preprocess_ms": 2.5, "run_ms": 12.9}
+    answer = AppAnswer.read(Answer({**APP, **parts, "bench": bench}, "app"))
+    conditions = Conditions(mhz=600.0, max_mhz=1200.0, governors=("ondemand",), celsius=71.5)
+    release = Status.read(Answer(STATUS, "tool")).current
+    made = bench_page(answer, "m on pi", release=release, conditions=(Conditions(), conditions))
+    for words in ("600 of 1200 MHz", "71.5", "ondemand", NEW, "+", "UTC"):
+        assert words in made
+    check_page(browse, made, SHOTS, "bench")
+
+
+def test_tune(browse: Browse, tmp_path: Path) -> None:
+    records = tmp_path / "tuning.jsonl"
+    made = tune_page(session(records, PlayedDevice()), records, "net", estimated=False)
+    check_page(browse, made, SHOTS, "tune")
 
 
 # What would run where text is taken for HTML: in each it tells so on the page itself.

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,3 +112,26 @@ def test_the_interval_of_the_median_leaves_out_what_a_coin_would() -> None:
     assert median_interval([1.0] * 10, ratios) == (0.91, 0.8, 0.96)
     # Of six, both ends are there: none heads in 1 of 64 cases.
     assert median_interval([2.0] * 6, [2, 4, 6, 8, 10, 12]) == (3.5, 1, 6)
+
+
+def test_the_page_of_a_bench_says_of_what_and_how_warm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(command: str) -> str:
+        if "/sys/" in command:
+            return PI
+        return json.dumps(ANSWERS["status" if "status" in command else "run"])
+
+    pi = ScriptedDevice("pi", answer)
+    monkeypatch.setattr("edgepack.cli.bench.open_release", lambda *_: (pi, "r"))
+    file = tmp_path / "bench.html"
+    assert main(["bench", "--name", "m", "--device", "pi@nowhere", "--html", str(file)]) == 0
+    made = file.read_text()
+    conditions = str(parse_conditions(PI))
+    assert made.count(conditions) == 2
+    assert "°C" in conditions
+    assert f"{ANSWERS['status']['current']['release']}, of m.onnx" in made
+    assert made.count("<circle") == len(ANSWERS["run"]["bench"]["times_ms"])
+    pi.commands.clear()
+    assert main(["bench", "--name", "m", "--device", "pi@nowhere"]) == 0
+    assert not any("status" in command for command in pi.commands)

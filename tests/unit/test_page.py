@@ -106,3 +106,56 @@ def test_a_bench_shows_its_histogram_if_it_has_the_times() -> None:
     assert "<svg" in Bench.read(Answer(known, "app"))._repr_html_()
     del known["times_ms"]
     assert "<svg" not in Bench.read(Answer(known, "app"))._repr_html_()
+
+
+def attributes(made: str, tag: str) -> list[dict[str, str]]:
+    """Of all tags of that name."""
+    tags = re.findall(f"<{tag} [^>]*>", made)
+    return [dict(re.findall(r'([\w-]+)="([^"]*)"', one)) for one in tags]
+
+
+def test_dots_lie_as_high_as_their_values_from_zero() -> None:
+    made = charts.dots([2.0, 4.0, 3.0], unit="ms", title=EVIL, lines={"p50": 3.0, "p99": 4.0})
+    ups = [float(one["cy"]) for one in attributes(made, "circle")]
+    base = next(float(one["y1"]) for one in attributes(made, "line") if one["y1"] == one["y2"]
+                and "class" not in one)  # fmt: skip
+    guides = [float(one["y1"]) for one in attributes(made, "line") if "class" in one]
+    heights = [base - up for up in ups]
+    assert heights == pytest.approx([heights[1] / 2, heights[1], heights[1] * 0.75], abs=0.1)
+    assert [base - one for one in guides] == pytest.approx(heights[:0:-1], abs=0.1)
+    across = [float(one["cx"]) for one in attributes(made, "circle")]
+    assert across == sorted(across)
+    # Values below zero have room, too; and a single one, or none but zeros, is no error.
+    assert "-5" in charts.dots([-5.0, 5.0], unit="dB", title="t")
+    assert charts.dots([0.0], unit="ms", title="t").count("<circle") == 1
+
+
+def test_lines_that_would_be_written_over_each_other_have_one_name() -> None:
+    near = charts.dots([1.0], unit="ms", title="t", lines={"p50": 0.99, "p90": 0.995, "p99": 1.0})
+    assert len(re.findall("p50|p90|p99", near)) == 1
+    far = charts.dots([1.0], unit="ms", title="t", lines={"p50": 0.3, "p90": 0.6, "p99": 1.0})
+    assert re.findall("p50|p90|p99", far) == ["p50", "p90", "p99"]
+
+
+def test_a_stacked_bar_has_parts_as_wide_as_their_values() -> None:
+    made = charts.stacked([("a", 1.0, "1 ms"), ("none", 0.0, ""), (EVIL, 3.0, EVIL)], title="t")
+    widths = [float(one["width"]) for one in attributes(made, "rect")]
+    assert widths[1] == pytest.approx(3 * widths[0])
+    assert "none" not in made
+    assert Parsed(made).said.count(EVIL) == 4  # name and value, in the picture and below it
+    many = charts.stacked([(str(i), 1.0, "") for i in range(20)], title="t")
+    assert len(attributes(many, "rect")) == charts.SERIES
+    assert "15 others" in many
+    assert charts.stacked([], title="t") == ""
+
+
+def test_curves_go_through_their_points() -> None:
+    made = charts.curves(
+        {"a": [(0, 0), (1, 1)], EVIL: [(0, 1), (0.5, 0.5)]}, title="t", x=(0, 1), y=(0, 1)
+    )
+    first, second = ([[float(x) for x in point.split(",")] for point in one["points"].split()]
+                     for one in attributes(made, "polyline"))  # fmt: skip
+    assert first[0][0] == second[0][0]
+    assert first[1][1] == second[0][1]
+    assert second[1] == pytest.approx([(a + b) / 2 for a, b in zip(*first, strict=True)], abs=0.1)
+    assert EVIL in Parsed(made).said

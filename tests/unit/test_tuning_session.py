@@ -6,11 +6,12 @@ The device is played: its times follow from what each kernel is made of.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
+from edgepack.cli.pages.tune import costs_after, tune_page
 from edgepack.compiler.choices import Choices, Ranked, Tunable, Way
 from edgepack.deploy.conditions import Conditions
 from edgepack.flow.records import Confirmation, Record, RecordFile, Trial, chosen
@@ -247,3 +248,24 @@ def test_records_of_other_files_are_not_made_again(path: Path, tmp_path: Path) -
     mine = RecordFile(tmp_path / "mine.jsonl")
     found = tune(NETWORK, PlayedDevice(), mine, others=others)
     assert (found.known, found.trials) == (10, WAYS - 10)
+
+
+def test_the_page_shows_the_cost_over_trials(path: Path) -> None:
+    found = session(path, PlayedDevice())
+    made = tune_page(found, path, "net", estimated=False)
+    written = trials(path)
+    assert made.count("<circle") == len(written) == WAYS
+    costs = costs_after(written)
+    # Each kernel's best way takes 0.7 of its time, and they are equally slow.
+    assert (costs[0], costs[-1]) == (1.0, pytest.approx(0.7, rel=0.01))
+    assert costs == sorted(costs, reverse=True)
+    assert "30.0% less" in made
+    assert "40.0" in made
+    assert str(NETWORK.cpu) in made
+    for kernel in KERNELS:
+        assert kernel in made
+    # Of a trial whose outputs are wrong, and of one within the noise, nothing is gained.
+    wrong = [replace(written[0], right=False, ratio=0.1, low=0.1, high=0.1)]
+    assert costs_after(wrong) == [1.0, 1.0]
+    nothing = session(path.with_name("none.jsonl"), PlayedDevice(), Budget(trials=0))
+    assert "No kernel was found" in tune_page(nothing, path, "net", estimated=True)

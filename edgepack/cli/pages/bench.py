@@ -2,21 +2,88 @@
 
 from __future__ import annotations
 
+import statistics
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from edgepack.base import page
+from edgepack.base import charts, page
 from edgepack.base.page import Html
+from edgepack.base.text import milliseconds
 from edgepack.cli.pages.times import run_times
 
 if TYPE_CHECKING:
+    from edgepack.deploy.answers import Release
     from edgepack.deploy.app_answers import AppAnswer
+    from edgepack.deploy.conditions import Conditions
+
+# Fewer runs are no quarters that could be compared.
+_QUARTERS = 8
+_ONCE = "load"
 
 
-def bench_page(answer: AppAnswer, title: str) -> Html:
-    """Latency as a histogram, layers by time, memory."""
+def bench_page(
+    answer: AppAnswer,
+    title: str,
+    *,
+    release: Release | None = None,
+    conditions: tuple[Conditions, Conditions] | None = None,
+) -> Html:
+    """Each run's latency in order, their percentiles, the parts of a frame, layers, memory; of
+    which release, when, and what the device's clock and temperature were before and after.
+    """
+    from edgepack.deploy.app_answers import emulated_mark
+
+    mark = emulated_mark(answer.emulated)
+    bench = answer.bench
     parts = []
-    if answer.bench is not None:
-        parts.append(page.section("Latency", Html(answer.bench._repr_html_())))
+    if bench is not None:
+        parts.append(
+            page.verdict(f"Half of the runs take {milliseconds(bench.p50_ms)}{mark} or less")
+        )
+    parts.append(_circumstances(answer, release, conditions))
+    if bench is not None:
+        parts.append(
+            page.section("Latency", Html(bench._repr_html_()), _drift(bench.times_ms, mark))
+        )
+    frame = [
+        (name, time, milliseconds(time) + mark)
+        for name, time in answer.times_ms.items()
+        if name != _ONCE
+    ]
+    parts.append(page.section("One frame", charts.stacked(frame, title="parts of a frame")))
     if answer.profile is not None:
         parts.append(page.section("Layers by time", Html(answer.profile._repr_html_())))
     return page.page(title, *parts, page.section("One run", run_times(answer)))
+
+
+def _circumstances(
+    answer: AppAnswer,
+    release: Release | None,
+    conditions: tuple[Conditions, Conditions] | None,
+) -> Html:
+    before, after = conditions or (None, None)
+    return page.facts(
+        {
+            "measured": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            "release": release and f"{release.release}, of {release.model}",
+            "ran on": answer.ran_on,
+            "threads": answer.threads,
+            "clock and temperature before": before,
+            "and after": after,
+        }
+    )
+
+
+def _drift(times_ms: tuple[float, ...], mark: str) -> Html:
+    """Whether the last runs took longer than the first: what a core that gets hot does."""
+    if len(times_ms) < _QUARTERS:
+        return Html()
+    quarter = len(times_ms) // 4
+    first, last = (statistics.median(part) for part in (times_ms[:quarter], times_ms[-quarter:]))
+    change = f", {last / first - 1:+.1%}" if first > 0 else ""
+    return page.facts(
+        {
+            "median of the first quarter": milliseconds(first) + mark,
+            "of the last quarter": milliseconds(last) + mark + change,
+        }
+    )
