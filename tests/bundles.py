@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from edgepack.boards import Board, get_board
-from edgepack.bundle.bundle import Bundle, ExpectedClass, Golden, make_bundle
+from edgepack.bundle.bundle import Bundle, Contents, ExpectedClass, Golden, make_bundle
 from edgepack.model import TensorInfo
 from edgepack.native.toolchain import Toolchain
 
@@ -81,7 +81,7 @@ def small_bundle(
     params: bytes = bytes(range(256)),
     **changes: Any,
 ) -> Bundle:
-    """A bundle in `folder`/out, made from files in `folder`/parts; `changes` go to make_bundle."""
+    """A bundle in `folder`/out, made from files in `folder`/parts; `changes` of its `Contents`."""
     parts = folder / "parts"
     parts.mkdir(parents=True, exist_ok=True)
     for name, data in {
@@ -102,7 +102,6 @@ def small_bundle(
         "preprocess": FakePreprocess(),
         "labels": ["cat", "dog", "espresso", "Käse"],
         "golden": golden(image=photo, expected=ExpectedClass(index=1, label="dog")),
-        "out": folder / "out",
         "model_file": "tiny.onnx",
     }
-    return make_bundle(**{**values, **changes})
+    return make_bundle(Contents(**{**values, **changes}), folder / "out")

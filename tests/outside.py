@@ -30,8 +30,8 @@ from edgepack.base.paths import data_file
 from edgepack.compiler.choices import Way
 from edgepack.fleet.ansible import read_inventory
 from edgepack.flow.exporters import said_of
-from edgepack.flow.job import AGREEMENT, CALIBRATION, quantize_said
 from edgepack.flow.project import load_project, read_labels
+from edgepack.flow.quantized import AGREEMENT, CALIBRATION, quantize_said
 from edgepack.flow.records import Confirmation, Trial, read_records
 from edgepack.model import ModelSpec, read_model
 from edgepack.model.states import declared

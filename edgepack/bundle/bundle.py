@@ -244,100 +244,108 @@ class Spec(Protocol):
     def to_json(self) -> str: ...
 
 
-def make_bundle(
-    *,
-    name: str,
-    board: Board,
-    compiled: Compiled,
-    runtime: Runtime,
-    tool: ToolFiles,
-    preprocess: Spec | None,
-    labels: Sequence[str] | None,
-    golden: Golden,
-    out: Path,
-    model_file: str,
-    scores: str = "softmax",
-    tolerance: float = DEFAULT_TOLERANCE,
-    version: int = 0,
-    health: Health = manifest.DEFAULT_HEALTH,
-    service: Service | None = None,
-    model_license: str | None = None,
-    hwcaps: Sequence[str] | None = None,
-    verified: Verified | None = None,
-    postprocess: Spec | None = None,
-    precision: str = "float32",
-    quantized: Quantization | None = None,
-    tuning: Sequence[str] = (),
-    product: str | None = None,
-    valid_until: str | None = None,
-    on_cpu: Compiled | None = None,
-    source: ModelSource | None = None,
-) -> Bundle:
-    """Write the bundle folder `<name>-<board>-<release>` into `out`.
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What a bundle is made of.
 
     `model_file` is the name of the ONNX file, `scores` "softmax" or "raw"; `hwcaps` is what
-    the device's /proc/cpuinfo must list, by default what the board's profile says; `verified`
+    the device's /proc/cpuinfo must list, None for what the board's profile says; `verified`
     is recorded in `VERIFIED`, `tuning` are the lines of `TUNING`, `precision` and `quantized`
     are in the manifest, as are `product` and `valid_until`; `on_cpu` is the same model for the CPU
-    alone, of one for a GPU that the CPU may run, too; `source` is recorded in `SOURCE`. The folder
-    appears whole or not at all; one of that name is replaced.
+    alone, of one for a GPU that the CPU may run, too; `source` is recorded in `SOURCE`.
+    """
+
+    name: str
+    board: Board
+    compiled: Compiled
+    runtime: Runtime
+    tool: ToolFiles
+    preprocess: Spec | None
+    labels: Sequence[str] | None
+    golden: Golden
+    model_file: str
+    scores: str = "softmax"
+    tolerance: float = DEFAULT_TOLERANCE
+    version: int = 0
+    health: Health = manifest.DEFAULT_HEALTH
+    service: Service | None = None
+    model_license: str | None = None
+    hwcaps: Sequence[str] | None = None
+    verified: Verified | None = None
+    postprocess: Spec | None = None
+    precision: str = "float32"
+    quantized: Quantization | None = None
+    tuning: Sequence[str] = ()
+    product: str | None = None
+    valid_until: str | None = None
+    on_cpu: Compiled | None = None
+    source: ModelSource | None = None
+
+
+def make_bundle(contents: Contents, out: Path) -> Bundle:
+    """The bundle in the folder `<name>-<board>-<release>`, which is written into `out`.
+
+    The folder appears whole or not at all; one of that name is replaced.
     Raises `BundleError` for a bad name, label or golden image.
     """
+    board, compiled, runtime = contents.board, contents.compiled, contents.runtime
     content: dict[str, bytes | Path] = {
         manifest.APP: runtime.app,
-        manifest.DEVICE_TOOL: tool.path,
-        manifest.INSTALL: _INSTALL_SCRIPT.format(name=name).encode(),
+        manifest.DEVICE_TOOL: contents.tool.path,
+        manifest.INSTALL: _INSTALL_SCRIPT.format(name=contents.name).encode(),
         **({} if board.is_static else {manifest.LIBRARY: compiled.library}),
         manifest.GRAPH: compiled.graph,
         manifest.PARAMS: compiled.params,
         **_device_code(compiled),
-        **_plan_for_cpu(on_cpu),
-        **_golden_files(golden, compiled),
+        **_plan_for_cpu(contents.on_cpu),
+        **_golden_files(contents.golden, compiled),
     }
-    if preprocess is not None:
-        content[PREPROCESS] = preprocess.to_json().encode()
-    if postprocess is not None:
-        content[POSTPROCESS] = postprocess.to_json().encode()
-    if labels is not None:
-        content[LABELS] = _label_lines(labels)
-    if verified is not None:
-        content[VERIFIED] = json.dumps(asdict(verified), indent=2).encode() + b"\n"
-    if source is not None:
-        content[SOURCE] = source.to_json().encode()
-    if tuning:
-        content[TUNING] = "".join(f"{line}\n" for line in tuning).encode()
-    texts = {**runtime.licenses, **tool.licenses}
-    for path, text in licenses.gather(texts, model=model_license).items():
+    if contents.preprocess is not None:
+        content[PREPROCESS] = contents.preprocess.to_json().encode()
+    if contents.postprocess is not None:
+        content[POSTPROCESS] = contents.postprocess.to_json().encode()
+    if contents.labels is not None:
+        content[LABELS] = _label_lines(contents.labels)
+    if contents.verified is not None:
+        content[VERIFIED] = json.dumps(asdict(contents.verified), indent=2).encode() + b"\n"
+    if contents.source is not None:
+        content[SOURCE] = contents.source.to_json().encode()
+    if contents.tuning:
+        content[TUNING] = "".join(f"{line}\n" for line in contents.tuning).encode()
+    texts = {**runtime.licenses, **contents.tool.licenses}
+    for path, text in licenses.gather(texts, model=contents.model_license).items():
         content[path] = text.encode()
     document = manifest.with_release(
         Manifest(
             schema=manifest.SCHEMA_STATIC if board.is_static else manifest.SCHEMA,
-            name=manifest.check_name(name, "bundle name"),
+            name=manifest.check_name(contents.name, "bundle name"),
             board=manifest.check_name(board.name, "board name"),
             release="",
-            version=version,
-            health=health,
-            service=service,
-            product=None if product is None else manifest.check_name(product, "product"),
-            valid_until=valid_until,
+            version=contents.version,
+            health=contents.health,
+            service=contents.service,
+            product=None
+            if contents.product is None
+            else manifest.check_name(contents.product, "product"),
+            valid_until=contents.valid_until,
             compatible=Compatible(
                 triple=board.triple,
                 cpu=board.cpu,
-                hwcaps=board.hwcaps if hwcaps is None else tuple(hwcaps),
+                hwcaps=board.hwcaps if contents.hwcaps is None else tuple(contents.hwcaps),
                 glibc=board.glibc,
             ),
             model=SourceModel(
-                file=model_file,
+                file=contents.model_file,
                 sha256=compiled.model_sha256,
                 inputs=_tensors(compiled.inputs),
                 outputs=_tensors(compiled.outputs),
                 arena_bytes=compiled.arena_bytes,
                 params_bytes=compiled.params_bytes,
-                precision=precision,
-                quantized=quantized,
+                precision=contents.precision,
+                quantized=contents.quantized,
             ),
-            tolerance=tolerance,
-            scores=scores,
+            tolerance=contents.tolerance,
+            scores=contents.scores,
             versions=Versions(
                 edgepack=VERSION,
                 tvm=compiled.tvm_version,

@@ -10,8 +10,7 @@ of it without compiling, a CPU's cost model for one, has nothing of it imported.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,8 @@ from edgepack.base.paths import atomic_dir
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.text import counted
 from edgepack.compiler.choices import NO_CHOICES, UNLIMITED, Choices
+from edgepack.compiler.compiled import OBJECTS
+from edgepack.compiler.compiled import CompiledModel as CompiledModel
 from edgepack.compiler.precision import FULL, Precision
 
 if TYPE_CHECKING:
@@ -29,44 +30,8 @@ if TYPE_CHECKING:
     from edgepack.compiler.frontend.load import CheckedModel
     from edgepack.compiler.rules.rule import Rule
     from edgepack.gpus import Gpu
-    from edgepack.model import ModelSpec, TensorInfo
+    from edgepack.model import ModelSpec
     from edgepack.native.toolchain import Toolchain
-
-
-OBJECTS = "kernels.o"
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompiledModel:
-    """A folder with the three artifacts of a model for one board.
-
-    `arena_bytes` is the memory all tensors of a run share, inputs and outputs included,
-    `states_bytes` what of it is kept between runs; `params_bytes` is the size of the mapped
-    parameter file. `layers` tells for each kernel call where it came from and what it costs.
-    `floats` are nodes of a quantised model, by name, that are not done on integers, and why.
-    `device_code` are the kernels of a GPU, where one runs the model. Beside the artifacts lies what
-    the library was linked from (`objects`).
-    """
-
-    folder: Path
-    graph: Path
-    params: Path
-    library: Path
-    inputs: tuple[TensorInfo, ...]
-    outputs: tuple[TensorInfo, ...]
-    arena_bytes: int
-    params_bytes: int
-    model_sha256: str
-    tvm_version: str
-    layers: tuple[LayerReport, ...] = ()
-    floats: Mapping[str, str] = field(default_factory=dict)
-    states_bytes: int = 0
-    device_code: Path | None = None
-
-    @property
-    def objects(self) -> Path:
-        """The object file with the kernels."""
-        return self.folder / OBJECTS
 
 
 def compile_model(

@@ -5,35 +5,26 @@ Project -> Job -> CompiledModel, RuntimeBuild, Golden -> Bundle
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
-import json
 import logging
 import math
-import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from edgepack.base import text
 from edgepack.base.apart import Limits
-from edgepack.base.errors import ConfigError, ModelError, UsageError, perhaps
-from edgepack.base.kept import keep
-from edgepack.base.paths import cache_dir
+from edgepack.base.errors import ConfigError, UsageError, perhaps
 from edgepack.base.process import Beside
 from edgepack.base.progress import NO_PROGRESS, Progress, ended
-from edgepack.base.tables import read_json, to_toml
+from edgepack.base.tables import to_toml
 from edgepack.base.tools import install
 from edgepack.boards import Board, get_board, load_boards
-from edgepack.bundle.bundle import Bundle, Golden, make_bundle
-from edgepack.bundle.manifest import Quantization
+from edgepack.bundle.bundle import Bundle, Contents, Golden, make_bundle
 from edgepack.bundle.service import Service
 from edgepack.bundle.verified import Verified
 from edgepack.compiler import CompiledModel, compile_apart, cpu_key
-from edgepack.compiler.backend.report import LayerReport, Stored
-from edgepack.compiler.choices import NO_CHOICES, Choices, maker
+from edgepack.compiler.choices import maker
+from edgepack.compiler.compiled import CompileTask, keep_compiled
 from edgepack.compiler.limited import limits_for
 from edgepack.compiler.precision import COMPUTE, FULL, Precision
 from edgepack.flow.exporters import said_of
@@ -41,15 +32,13 @@ from edgepack.flow.growth import GROWTH
 from edgepack.flow.mend import find_mending
 from edgepack.flow.own_program import check_loads
 from edgepack.flow.project import Project, read_labels
+from edgepack.flow.quantized import computed_in, quantize_said, quantized
 from edgepack.flow.records import Chosen, Trial, chosen_for, read_records, shipped_records
 from edgepack.flow.reference import Array, ExpectedClassError, golden_inputs, make_golden
 from edgepack.flow.results import check_results
+from edgepack.flow.tolerances import golden_tolerance, tolerance_of
 from edgepack.flow.verify import (
-    HALF_TOLERANCE,
-    MIXED_TOLERANCE,
-    golden_tolerance,
     make_cases,
-    tolerance_for,
     verify,
 )
 from edgepack.gate import gate
@@ -73,10 +62,6 @@ from edgepack.postprocess.classes import Classes
 from edgepack.preprocess.spec import PreprocessSpec
 
 log = logging.getLogger(__name__)
-
-_META = "compiled.json"
-# What `edgepack quantize` writes into a model's file, by ONNX's metadata.
-CALIBRATION, AGREEMENT = "edgepack.calibration", "edgepack.agreement"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,35 +242,6 @@ def job_inputs(job: Job) -> list[Array]:
     )
 
 
-def tolerance_of(job: Job, compiled: CompiledModel) -> float:
-    """The bound of max |error| / max |reference|: the project's, or what its precision takes."""
-    project = job.project
-    tolerance = project.tolerance
-    if project.origins.get("tolerance", "default") == "default":
-        is_half = project.precision != FULL.name
-        tolerance = max(
-            tolerance,
-            HALF_TOLERANCE if is_half else 0.0,
-            MIXED_TOLERANCE if _is_mixed(job, compiled) else 0.0,
-        )
-    return tolerance_for(job.model.outputs, tolerance)
-
-
-def _is_mixed(job: Job, compiled: CompiledModel) -> bool:
-    """Whether what floats are computed to becomes integers again."""
-    nodes = walk_nodes(job.model.proto.graph)
-    if any(node.op_type == "DynamicQuantizeLinear" for node in nodes):
-        return True
-    if not has_integers(compiled):
-        return False
-    if compiled.floats:
-        return True
-    from edgepack.compiler.frontend import integer_reference
-
-    found = integer_reference.integer_model(job.model.path, job.model.proto)
-    return found is not None and integer_reference.rounds_between(found)
-
-
 def gpu_of(job: Job) -> Gpu | None:
     """The GPU that runs the model; None if the CPU does.
 
@@ -376,27 +332,37 @@ def compile_job(
     `floats` are the nodes of a quantised model that are to be in float, if not those that are
     faster so on this board. Raises what `compile_apart` raises.
     """
-    choices = tuned(job).choices
-    precision = replace(precision_of(job), floats=floats)
-    folder = cache_dir() / "compiled" / _compile_key(job, choices, floats)
+    task = compile_task(job, floats=floats)
 
-    def make(work: Path) -> None:
-        compiled = compile_apart(
-            job.spec,
-            job.board,
-            kernel_toolchain(job),
+    def compile_there(work: Path) -> CompiledModel:
+        return compile_apart(
+            task.spec,
+            task.board,
+            task.toolchain,
             work,
             limits=model_limits(job),
-            growth=GROWTH[job.project.optimize],
-            precision=precision,
-            choices=choices,
-            gpu=gpu_of(job),
+            growth=task.growth,
+            precision=task.precision,
+            choices=task.choices,
+            gpu=task.gpu,
             progress=progress,
         )
-        meta = {key: value for key, value in asdict(compiled).items() if key not in _PATHS}
-        (work / _META).write_text(json.dumps(meta, indent=2))
 
-    return _read_compiled(keep(folder, make))
+    return keep_compiled(task, compile_there)
+
+
+def compile_task(job: Job, *, floats: Mapping[str, str] | None = None) -> CompileTask:
+    """All that the job's compiled model depends on."""
+    return CompileTask(
+        model=job.model,
+        spec=job.spec,
+        board=job.board,
+        toolchain=kernel_toolchain(job),
+        growth=GROWTH[job.project.optimize],
+        precision=replace(precision_of(job), floats=floats),
+        choices=tuned(job).choices,
+        gpu=gpu_of(job),
+    )
 
 
 def tuned(job: Job) -> Chosen:
@@ -477,7 +443,7 @@ def package_job(job: Job, out: str | Path, *, progress: Progress = NO_PROGRESS) 
         progress.step("running the reference (onnxruntime)")
         golden = _golden(job, compiled)
         verified = Verified()
-        tolerance = tolerance_of(job, compiled)
+        tolerance = tolerance_of(job.project, job.model, compiled)
         if job.project.verify and gpu_of(tried) is not None:
             progress.step(
                 "not compared with the reference: no emulator has a GPU; the device is tested"
@@ -508,7 +474,7 @@ def package_job(job: Job, out: str | Path, *, progress: Progress = NO_PROGRESS) 
             linked = Path(folder) / "edgepack-run"
             link_app(runtime, compiled.objects, compiled.graph, linked)
             runtime = replace(runtime, app=linked)
-        bundle = make_bundle(
+        contents = Contents(
             name=job.project.name,
             board=job.board,
             compiled=compiled,
@@ -518,7 +484,6 @@ def package_job(job: Job, out: str | Path, *, progress: Progress = NO_PROGRESS) 
             postprocess=job.postprocess,
             labels=job.labels,
             golden=golden,
-            out=out,
             model_file=job.project.model.name,
             scores=job.project.scores,
             tolerance=golden_tolerance(tolerance, golden.outputs),
@@ -537,6 +502,7 @@ def package_job(job: Job, out: str | Path, *, progress: Progress = NO_PROGRESS) 
             ),
             on_cpu=on_cpu,
         )
+        bundle = make_bundle(contents, out)
     progress.step(f"checking every ELF file against {job.board.name}")
     gate.check_bundle(bundle, job.board)
     if gpu_of(tried) is None:
@@ -557,123 +523,10 @@ def _try_program(job: Job, bundle: Bundle, progress: Progress) -> None:
         progress.step(f"not loaded here: there is no emulator, or no C library ({wanted})")
 
 
-def computed_in(compiled: CompiledModel, precision: str) -> str:
-    """What a bundle's manifest says of a model: int8 if any of it is."""
-    return "int8" if has_integers(compiled) else precision
-
-
-def has_integers(compiled: CompiledModel) -> bool:
-    """Whether any layer is done on 8-bit integers."""
-    return any(layer.rule.startswith("int8") for layer in compiled.layers)
-
-
-def quantized(model: LoadedModel, compiled: CompiledModel) -> Quantization | None:
-    """What the manifest says of a model on integers."""
-    if not has_integers(compiled):
-        return None
-    return replace(quantize_said(model), in_float=len(compiled.floats))
-
-
-def quantize_said(model: LoadedModel) -> Quantization:
-    """What `edgepack quantize` wrote into the file, without `in_float`.
-
-    Raises ModelError if it is nothing that it writes.
-    """
-    said = {item.key: item.value for item in model.proto.metadata_props}
-    calibration, agreement = said.get(CALIBRATION, ""), said.get(AGREEMENT)
-    if calibration and not re.fullmatch(r"[0-9a-f]{64}", calibration):
-        raise _not_written(model, CALIBRATION, calibration, "64 hexadecimal digits")
-    if agreement is not None and not re.fullmatch(r"[01]\.\d{1,8}", agreement):
-        raise _not_written(model, AGREEMENT, agreement, "a share from 0.0 to 1.0")
-    share = None if agreement is None else float(agreement)
-    if share is not None and share > 1:
-        raise _not_written(model, AGREEMENT, str(agreement), "a share from 0.0 to 1.0")
-    return Quantization(calibration=calibration, agreement=share)
-
-
-def _not_written(model: LoadedModel, key: str, value: str, wanted: str) -> ModelError:
-    return ModelError(
-        f"{model.path}: metadata {key}: not {wanted}: '{text.one_line(value)}'",
-        hint="`edgepack quantize` writes it; remove it, or quantize the model again",
-    )
-
-
 def _local(job: Job) -> Job:
     """The same for this machine."""
     board = get_board("local")
     return replace(job, board=board, toolchain=select(board))
-
-
-_PATHS = {"folder", "graph", "params", "library", "device_code"}
-
-
-# What the compiler is made of: its own modules, those it imports and their data, and the packages
-# that decide what comes out. onnxruntime and numpy fold constants, onnx expands operators.
-_PACKAGE = Path(__file__).parents[1]
-_SOURCES = (
-    "base",
-    "boards.py",
-    "compiler",
-    "cpus.json",
-    "cpus.py",
-    "gpus.py",
-    "model",
-    "native/linker.py",
-    "native/prebuilt.py",
-    "native/toolchain.py",
-)
-_DEPENDENCIES = ("apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "onnxruntime")
-_READS_WITH = {  # a format's file is made ONNX by
-    ".tflite": ("tflite",),
-    ".pt": ("onnxscript", "torch"),
-    ".pt2": ("onnxscript", "torch"),
-    ".pth": ("onnxscript", "torch"),
-}
-
-
-def _compile_key(
-    job: Job, choices: Choices = NO_CHOICES, floats: Mapping[str, str] | None = None
-) -> str:
-    """A hash of all that the three artifacts depend on, the compiler included."""
-    precision = precision_of(job)
-    board = {
-        key: value
-        for key, value in job.board.to_dict().items()
-        if key not in ("title", "os", "origin", "virtual", "libc", "glibc")
-    }
-    parts: Mapping[str, Any] = {
-        "model": job.model.sha256,
-        "name": job.model.name,
-        "shapes": {name: list(shape) for name, shape in sorted(job.project.shapes.items())},
-        "constants": dict(sorted(job.project.constants.items())),
-        "states": dict(job.model.states),
-        "board": board,
-        "gpu": asdict(gpu) if (gpu := gpu_of(job)) is not None else None,
-        "optimize": job.project.optimize,
-        "choices": {kernel: asdict(choice) for kernel, choice in choices.items()},
-        "precision": precision.name,
-        "quantized": precision.quantized,
-        "bounded": sorted(precision.bounded),
-        "direct": precision.direct
-        if isinstance(precision.direct, bool)
-        else sorted(precision.direct),
-        "floats": None if floats is None else dict(floats),
-        "samples": [
-            hashlib.sha256(array.tobytes()).hexdigest()
-            for inputs in precision.samples
-            for array in inputs
-        ],
-        "toolchain": kernel_toolchain(job).title,
-        "dependencies": {
-            **{name: importlib.metadata.version(name) for name in _DEPENDENCIES},
-            **{name: _version(name) for name in _READS_WITH.get(job.model.path.suffix, ())},
-        },
-        "sources": {
-            str(source.relative_to(_PACKAGE)): hashlib.sha256(source.read_bytes()).hexdigest()
-            for source in _compiler_sources()
-        },
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def model_limits(job: Job) -> Limits:
@@ -688,48 +541,3 @@ def model_limits(job: Job) -> Limits:
 def kernel_toolchain(job: Job) -> Toolchain:
     """The compiler that links the kernels."""
     return for_kernels(job.toolchain.toolchain, job.board)
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _compiler_sources() -> Iterator[Path]:
-    for name in _SOURCES:
-        source = _PACKAGE / name
-        yield from source.rglob("*.py") if source.is_dir() else [source]
-
-
-def _read_compiled(folder: Path) -> CompiledModel:
-    meta = read_json(folder / _META)
-    for key in ("inputs", "outputs"):
-        meta[key] = tuple(
-            TensorInfo(
-                name=item["name"],
-                dtype=item["dtype"],
-                shape=tuple(item["shape"]),
-                bounded=tuple(item["bounded"]),
-            )
-            for item in meta[key]
-        )
-    meta["layers"] = tuple(
-        LayerReport(
-            **{
-                **item,
-                "shape": tuple(item["shape"]),
-                "stored": Stored(**item["stored"]) if item["stored"] else None,
-            }
-        )
-        for item in meta["layers"]
-    )
-    return CompiledModel(
-        folder=folder,
-        graph=folder / "graph.json",
-        params=folder / "params.bin",
-        library=folder / "model.so",
-        device_code=next(iter(sorted(folder.glob("kernels.c*"))), None),
-        **meta,
-    )

@@ -39,6 +39,7 @@ from edgepack.flow.reference import (
     other_ways,
     random_input,
 )
+from edgepack.flow.tolerances import SMALLEST, largest_magnitude, tolerance_for
 from edgepack.model import (
     LoadedModel,
     ModelSpec,
@@ -50,21 +51,9 @@ from edgepack.model import (
 from edgepack.native.emulate import EmulationError, emulator, run_emulated
 from edgepack.native.toolchain import for_kernels, select
 
-# What an output may be off, of its largest value: half a unit of a float16's last place is 2^-11;
-# 8-bit integers may be one step off where a value lies between two.
-_TOLERANCES = {"float16": 2**-10, "int8": 2**-7, "uint8": 2**-8}
-# Of a model in half precision: MobileNetV2's logits were off by up to 0.9 % of the largest one, on
-# four photos.
-HALF_TOLERANCE = 3e-2
-# Of a quantised model some of whose layers are in float, or have no form on integers: what differs
-# there by a last bit may make another integer, a whole step off.
-MIXED_TOLERANCE = 5e-2
 # Of other integers, which are indices and the like, so many may be others: equals that float
 # arithmetic tells apart.
 _OTHER_INTEGERS = 0.01
-# The tail of a sigmoid or softmax has the error of what is far larger before it: an output that
-# stays below this is compared as if it reached it.
-SMALLEST = 1e-2
 # What two ways of the reference are apart, so many times over, is what a device's way, a third, may
 # be off: on MediaPipe's pose model (noise, float64 for truth) onnxruntime's were 2.6e-4 and 4.5e-4
 # of the largest value off, and Winograd's algorithm in 32-bit ARM code 6.5e-4.
@@ -84,6 +73,7 @@ _SOURCES = (
     "golden.py",
     "ranking.py",
     "reference.py",
+    "tolerances.py",
     "../native/emulate.py",
     "../native/plan_runner.c",
 )
@@ -104,19 +94,6 @@ class Emulated:
 
     cases: tuple[str, ...]
     local: bool
-
-
-def tolerance_for(outputs: Sequence[TensorInfo], tolerance: float) -> float:
-    """The bound of max |error| / max |reference| for these outputs; at least `tolerance`."""
-    return max([tolerance, *(_TOLERANCES.get(info.dtype, 0.0) for info in outputs)])
-
-
-def golden_tolerance(tolerance: float, outputs: Sequence[Array]) -> float:
-    """`tolerance` for the golden outputs, more if all of them stay below `SMALLEST`."""
-    largest = max(map(_largest, outputs), default=0.0)
-    if not 0 < largest < SMALLEST:
-        return tolerance
-    return min(0.99, tolerance * SMALLEST / largest)
 
 
 def share(board: Board, built: CompiledModel, cases: Sequence[str]) -> Emulated:
@@ -360,13 +337,19 @@ def _compared(
         return _Found(problem=first, told=(), tolerance=tolerance, wanted={})
     wanted = model_outputs(built.folder, proto, list(cases.values()), built.floats)
     # An output may be next to nothing in one case: that is no measure of noise's error.
-    largest = [max(SMALLEST, *map(_largest, values)) for values in zip(*wanted, strict=True)]
+    largest = [
+        max(SMALLEST, *map(largest_magnitude, values)) for values in zip(*wanted, strict=True)
+    ]
     by_case = dict(zip(cases, wanted, strict=True))
     took, told = tolerance, []
     golden: list[Array] | None = None
     for case, got, reference in zip(cases, outputs, wanted, strict=True):
         # A photo's outputs are what counts, and may be far smaller than those of noise.
-        most = [max(SMALLEST, _largest(one)) for one in reference] if case == _GOLDEN else largest
+        most = (
+            [max(SMALLEST, largest_magnitude(one)) for one in reference]
+            if case == _GOLDEN
+            else largest
+        )
         problem, due = _difference(built, got, reference, most, tolerance)
         if problem is not None:
             others = other_ways(built.folder, proto, cases[case], built.floats)
@@ -409,12 +392,6 @@ def _apart(
                 others_share = np.count_nonzero(one != output) / max(1, output.size)
                 own[at] = max(own[at], np.inf if others_share > _OTHER_INTEGERS else 0.0)
     return own
-
-
-def _largest(values: Array) -> float:
-    """The largest finite magnitude of an output."""
-    numbers = np.abs(values.astype(np.float64))
-    return float(numbers[np.isfinite(numbers)].max(initial=0.0))
 
 
 def _run_each(folder: Path, cases: Sequence[Sequence[Array]]) -> list[list[Array]]:

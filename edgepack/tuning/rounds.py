@@ -48,10 +48,9 @@ from edgepack.flow.job import (
     kernel_toolchain,
     model_limits,
     precision_of,
-    tolerance_of,
 )
 from edgepack.flow.reference import Array, make_golden
-from edgepack.flow.verify import golden_tolerance
+from edgepack.flow.tolerances import golden_tolerance, tolerance_of
 from edgepack.native.app import RuntimeBuild, build_runtime
 from edgepack.native.linked_app import link_app
 
@@ -122,7 +121,7 @@ def golden_of(job: Job, *, progress: Progress = NO_PROGRESS) -> tuple[Golden, fl
         files=job.project.golden_input,
         floats=compiled.floats,
     )
-    return golden, golden_tolerance(tolerance_of(job, compiled), golden.outputs)
+    return golden, golden_tolerance(tolerance_of(job.project, job.model, compiled), golden.outputs)
 
 
 def compile_round(

@@ -17,7 +17,7 @@ from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel, compile_model
 from edgepack.compiler.errors import UnsupportedOperatorError
 from edgepack.compiler.frontend.load import load_model
-from edgepack.flow.job import computed_in
+from edgepack.flow.quantized import computed_in
 from edgepack.flow.reference import make_golden
 from edgepack.model import ModelSpec
 from edgepack.model.errors import DynamicShapeError

@@ -17,8 +17,9 @@ import pytest
 
 from edgepack.base.errors import ConfigError, ImageError
 from edgepack.boards import get_board
+from edgepack.compiler import compiled
 from edgepack.flow import job as job_module
-from edgepack.flow.job import Job, make_job, package_job
+from edgepack.flow.job import Job, compile_task, make_job, package_job
 from edgepack.flow.project import load_project
 from edgepack.preprocess.image import GrayImageError, NotAnImageError
 from tests.onnx_models import Builder
@@ -76,36 +77,34 @@ def test_everything_a_job_compiles_from_changes_the_key(job: Job) -> None:
         replace(job, board=get_board("pynq")),
         replace(job, toolchain=replace(toolchain, toolchain=replace(compiler, version="0.1"))),
     ]
-    keys = [job_module._compile_key(each) for each in (job, *others)]
-    keys.append(job_module._compile_key(job, floats={"conv": "why"}))
+    keys = [compile_task(each).key for each in (job, *others)]
+    keys.append(compile_task(job, floats={"conv": "why"}).key)
     assert len(set(keys)) == len(keys)
     same = replace(job, board=replace(job.board, title="another name"))
-    assert job_module._compile_key(same) == keys[0]
+    assert compile_task(same).key == keys[0]
 
 
-@pytest.mark.parametrize("name", job_module._DEPENDENCIES)
+@pytest.mark.parametrize("name", compiled._DEPENDENCIES)
 def test_another_version_of_a_package_changes_the_key(
     job: Job, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    before, version = job_module._compile_key(job), importlib.metadata.version
+    before, version = compile_task(job).key, importlib.metadata.version
     monkeypatch.setattr(
         importlib.metadata, "version", lambda asked: "0.1" if asked == name else version(asked)
     )
-    assert job_module._compile_key(job) != before
+    assert compile_task(job).key != before
 
 
 def test_a_change_in_any_module_of_the_compiler_changes_the_key(
     job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(
-        job_module, "_PACKAGE", Path(shutil.copytree(PACKAGE, tmp_path / "edgepack"))
-    )
-    keys = {job_module._compile_key(job)}
+    monkeypatch.setattr(compiled, "_PACKAGE", Path(shutil.copytree(PACKAGE, tmp_path / "edgepack")))
+    keys = {compile_task(job).key}
     for count, source in enumerate([*imported_by_the_compiler(), PACKAGE / "cpus.json"], start=2):
         copy = tmp_path / "edgepack" / source.relative_to(PACKAGE)
         text = copy.read_text()
         copy.write_text(text + "\n")
-        keys.add(job_module._compile_key(job))
+        keys.add(compile_task(job).key)
         assert len(keys) == count, f"{source.relative_to(PACKAGE)} is not in the key"
         copy.write_text(text)
 
@@ -122,8 +121,8 @@ def test_the_key_has_every_package_that_the_compiler_imports() -> None:
     found = {distributions.get(name, [name])[0] for name in names - sys.stdlib_module_names}
     # protobuf only parses the model's file.
     assert found - {"protobuf"} == {
-        *job_module._DEPENDENCIES,
-        *itertools.chain.from_iterable(job_module._READS_WITH.values()),
+        *compiled._DEPENDENCIES,
+        *itertools.chain.from_iterable(compiled._READS_WITH.values()),
     }
 
 

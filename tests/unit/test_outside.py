@@ -9,8 +9,9 @@ import onnx
 import pytest
 
 from edgepack.base.errors import ModelError
-from edgepack.flow.job import AGREEMENT, CALIBRATION, make_job
+from edgepack.flow.job import make_job
 from edgepack.flow.project import load_project
+from edgepack.flow.quantized import AGREEMENT, CALIBRATION
 from tests.onnx_models import Builder
 from tests.outside import READERS, watched
 

@@ -17,13 +17,13 @@ from edgepack.bundle.verified import Verified
 from edgepack.compiler import CompiledModel, compile_model
 from edgepack.flow.adversarial import odd_cases
 from edgepack.flow.reference import Array, random_input, run_reference
+from edgepack.flow.tolerances import tolerance_for
 from edgepack.flow.verify import (
     Emulated,
     VerifyError,
     first_true,
     make_cases,
     share,
-    tolerance_for,
     verify,
 )
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo, read_model
