@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from edgepack.base.errors import UsageError
@@ -14,17 +16,18 @@ from edgepack.boards import Board, get_board
 from edgepack.bundle.bundle import Bundle, open_bundle
 from edgepack.bundle.signing import sign_folder
 from edgepack.cli.console import Console
-from edgepack.cli.deploy import deploy_options, refuse_job
 from edgepack.cli.options import board_files, project_of, ssh_options
 from edgepack.cli.pages import check_html, save
 from edgepack.cli.pages.deploy import deploy_page
 from edgepack.cli.report import deploy_lines, dry_run_lines
+from edgepack.cli.transfer import deploy_options, refuse_job
 from edgepack.deploy import remote_service
-from edgepack.deploy.deploy import deploy_bundle, preview
+from edgepack.deploy.act import deploy_and_start, need_service_of
+from edgepack.deploy.deploy import preview
 from edgepack.deploy.options import DeployOptions
 from edgepack.deploy.other_model import check_same_model
 from edgepack.device import Device
-from edgepack.flow.deployment import build_bundle, fit_libc, reach_device, root_of
+from edgepack.flow.deployment import Connection, build_bundle, fit_libc, reach_device, root_of
 from edgepack.flow.dry_run import look
 from edgepack.flow.job import board_of, make_job, package_job
 from edgepack.gate.gate import GateError, check_bundle
@@ -36,31 +39,27 @@ def run_deploy(args: argparse.Namespace, console: Console) -> int:
     check_html(args)
     if args.dry_run and args.bundle is None:
         return _dry_run(args, options, console)
-    bundle, board, spec, root = _bundle(args, console)
-    if args.service:
-        remote_service.need_service(bundle.manifest.service, f"bundle {bundle.manifest.name}")
-    device = _connect(args, spec, board, console)
-    try:
-        if not options.replace_model:
-            check_same_model(device, root, bundle, retries=options.retries, progress=console)
+    spec, make = _what(args, console)
+    with contextlib.closing(Connection(partial(_connect, args, spec, console))) as connection:
+        bundle, board, root = make(connection)
+        if args.service:
+            need_service_of(bundle)
+        device = connection.to(board)
         if args.dry_run:
+            if not options.replace_model:
+                check_same_model(device, root, bundle, retries=options.retries, progress=console)
             steps = preview(bundle, device, root, options=options)
             lines = steps.lines() + (["service  run it, now and at each boot"] * args.service)
             console.data(steps.to_dict(), _plan_text(bundle, device.name, lines))
             return 0
-        report = deploy_bundle(bundle, device, root, options=options, progress=console)
-        data, lines = report.to_dict(), deploy_lines(report, bundle.manifest.name)
-        if args.service:
-            console.step(f"release {report.release} is current; starting it as a service")
-            data["service"] = started = remote_service.install(
-                device, root, wanted=bundle.manifest.service
-            )
-            lines.append(
-                f"service   {started['service']}, now and at each boot ({started['kind']})"
-            )
-    finally:
-        device.close()
-    save(args, console, deploy_page(report, bundle))
+        done = deploy_and_start(
+            bundle, device, root, options=options, service=args.service, progress=console
+        )
+    data, lines = done.report.to_dict(), deploy_lines(done.report, bundle.manifest.name)
+    if done.service is not None:
+        data["service"] = started = dict(done.service)
+        lines.append(f"service   {started['service']}, now and at each boot ({started['kind']})")
+    save(args, console, deploy_page(done.report, bundle))
     console.data(data, "\n".join(lines))
     return 0
 
@@ -73,7 +72,7 @@ def _dry_run(args: argparse.Namespace, options: DeployOptions, console: Console)
     if args.service:
         remote_service.need_service(project.service, f"project {project.name}")
     board = board_of(project)
-    device = None if _is_down(spec, board) else _connect(args, spec, board, console)
+    device = None if _is_down(spec, board) else _connect(args, spec, console, board)
     try:
         if device is not None:
             project = fit_libc(project, board, device)
@@ -106,28 +105,32 @@ def _is_down(spec: str, board: Board) -> bool:
     return all(running.name != board.name for running in list_running())
 
 
-def _bundle(args: argparse.Namespace, console: Console) -> tuple[Bundle, Board, str, str]:
-    """The bundle, made or opened, its board, the device's address and the folder there."""
+def _what(
+    args: argparse.Namespace, console: Console
+) -> tuple[str, Callable[[Connection], tuple[Bundle, Board, str]]]:
+    """The device's address, and what gives the bundle, its board and the folder there."""
     if args.bundle is None:
         project = project_of(args)
-        spec = project.need_device()
-        bundle, board = build_bundle(
-            project,
-            lambda board: _connect(args, spec, board, console),
-            sign=args.sign,
-            progress=console,
-        )
-        return bundle, board, spec, root_of(project)
+
+        def build(connection: Connection) -> tuple[Bundle, Board, str]:
+            bundle, board = build_bundle(project, connection, sign=args.sign, progress=console)
+            return bundle, board, root_of(project)
+
+        return project.need_device(), build
     refuse_job(args)
     if args.device is None:
         raise UsageError("no device given", hint="add --device user@address")
-    bundle = open_bundle(args.bundle)
-    board = get_board(args.board or bundle.manifest.board, board_files(args))
-    check_bundle(bundle, board)
-    return bundle, board, args.device, args.root or default_root(bundle.manifest.name)
+
+    def open_it(_: Connection) -> tuple[Bundle, Board, str]:
+        bundle = open_bundle(args.bundle)
+        board = get_board(args.board or bundle.manifest.board, board_files(args))
+        check_bundle(bundle, board)
+        return bundle, board, args.root or default_root(bundle.manifest.name)
+
+    return args.device, open_it
 
 
-def _connect(args: argparse.Namespace, spec: str, board: Board, console: Console) -> Device:
+def _connect(args: argparse.Namespace, spec: str, console: Console, board: Board) -> Device:
     return reach_device(spec, board, ssh=ssh_options(args), retries=args.retries, progress=console)
 
 

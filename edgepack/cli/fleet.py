@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 from edgepack.cli.console import Console
-from edgepack.cli.deploy import add_transfer
 from edgepack.cli.fleet_options import (
     add_board,
     add_fleet,
@@ -25,6 +24,7 @@ from edgepack.cli.options import (
     add_sign,
     add_ssh,
 )
+from edgepack.cli.transfer import add_transfer
 from edgepack.cli.trust import add_signers
 
 

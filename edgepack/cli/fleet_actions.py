@@ -13,7 +13,6 @@ from edgepack.base.errors import NothingThereError
 from edgepack.base.paths import default_root
 from edgepack.boards import load_boards
 from edgepack.cli.console import Console
-from edgepack.cli.deploy import deploy_options, refuse_job
 from edgepack.cli.fleet_options import (
     release_of,
     settings_of,
@@ -25,6 +24,7 @@ from edgepack.cli.options import (
     project_of,
     ssh_options,
 )
+from edgepack.cli.transfer import deploy_options, refuse_job
 from edgepack.cli.trust import read_signers
 from edgepack.deploy import remote_service
 from edgepack.fleet import (

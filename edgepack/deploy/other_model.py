@@ -11,6 +11,8 @@ from edgepack.bundle.bundle import LABELS, Bundle
 from edgepack.bundle.manifest import MANIFEST_NAME, Manifest, Tensor, parse_manifest
 from edgepack.deploy.remote_tool import Layout
 from edgepack.device.base import Device
+from edgepack.device.limit import limited
+from edgepack.device.options import COMMAND_TIMEOUT_S
 from edgepack.device.patience import Patience
 
 _MOST_LETTERS = 200
@@ -26,22 +28,24 @@ def check_same_model(
     bundle: Bundle,
     *,
     retries: int = 0,
+    limit_s: float = COMMAND_TIMEOUT_S,
     progress: Progress = NO_PROGRESS,
 ) -> None:
     """Raise `OtherModelError` if the release that is current below `root` is of another model.
 
     A model that was trained again has the same inputs, outputs and labels: it is no other. What
     cannot be read is left to the deploy. A lost link is tried again `retries` times; then the
-    ConnectError is raised.
+    ConnectError is raised. Raises TooSlowError if an answer takes longer than `limit_s`.
     """
     command = Layout.of(root).enter(f"cat current/{MANIFEST_NAME}")
     patience = Patience(retries, progress)
     lost = False
     while True:
         try:
-            if lost:
-                device.reconnect()
-            done = device.run(command, check=False)
+            with limited(device, limit_s, "looking at what is there"):
+                if lost:
+                    device.reconnect()
+                done = device.run(command, check=False)
             break
         except ConnectError as error:
             lost = True

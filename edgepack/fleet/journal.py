@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from edgepack.base.closing import Closing
 from edgepack.base.errors import ConfigError, UsageError
 from edgepack.fleet.inventory import FleetDevice
 
@@ -65,7 +66,7 @@ class Last(NamedTuple):
     identity: Identity
 
 
-class Journal:
+class Journal(Closing):
     """An open journal: `last` has the last line about each device, by name.
 
     `run` is the line that the last rollout began with, `end` the one it ended with: None if
@@ -144,12 +145,6 @@ class Journal:
     def close(self) -> None:
         """Let go of the lock."""
         self._file.close()
-
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _lock(self) -> None:
         try:

@@ -11,10 +11,10 @@ from typing import Any
 from edgepack.base.errors import ConfigError, RemoteError
 from edgepack.boards import Board
 from edgepack.bundle.bundle import Bundle
-from edgepack.deploy import answers, remote_service, remote_tool
-from edgepack.deploy.deploy import PhaseLimits, conversation_s, deploy_bundle
+from edgepack.deploy import answers, remote_tool
+from edgepack.deploy.act import SERVICE_S, deploy_and_start
+from edgepack.deploy.deploy import PhaseLimits, conversation_s
 from edgepack.deploy.options import DEFAULT_OPTIONS, DeployOptions
-from edgepack.deploy.other_model import check_same_model
 from edgepack.device import Address, Device, SshOptions, adb, open_device, open_virtual
 from edgepack.device.base import is_emulated
 from edgepack.device.errors import OtherDeviceError
@@ -29,9 +29,6 @@ CONNECTING_S = 300.0
 """Over hosts on the way, each with some keys to try."""
 
 COMMAND_S = 900.0
-SERVICE_S = 1800.0
-"""A dozen commands, and root's own copy of the device tool."""
-
 
 NOTHING_BEFORE = "no earlier release"
 """The outcome of a rollback on a device that has had one release only."""
@@ -160,7 +157,7 @@ class Deploy(_OnDevice):
         bundle = self.bundles[str(device.board)]
         service_s = SERVICE_S if self.service else 0.0
         options = self._options(device)
-        looks_s = PhaseLimits.of(bundle, options).facts_s
+        looks_s = (1 + options.retries) * PhaseLimits.of(bundle, options).facts_s
         deploy_s = conversation_s(bundle, options, upload=True)
         return CONNECTING_S + looks_s + deploy_s + service_s
 
@@ -169,23 +166,17 @@ class Deploy(_OnDevice):
         bundle = self.bundles[str(device.board)]
         options = self._options(device)
         with self._open(device) as (remote, root):
-            if not options.replace_model:
-                looks_s = PhaseLimits.of(bundle, options).facts_s
-                with limited(remote, looks_s, "looking at what is there"):
-                    check_same_model(remote, root, bundle, retries=options.retries)
             try:
-                report = deploy_bundle(bundle, remote, root, options=options)
+                done = deploy_and_start(bundle, remote, root, options=options, service=self.service)
             except OtherDeviceError as error:
                 _, its, what = error.message.rpartition(": its ")
                 raise _another(device, f"its {what}" if its else error.message) from None
+            report = done.report
             details: dict[str, Any] = {"sent_bytes": report.sent_bytes, "before": report.before}
             identity = Identity(host_key_of(remote), report.facts.machine_id)
             details |= {name: text for name, text in identity._asdict().items() if text}
-            if self.service:
-                wanted = bundle.manifest.service
-                with limited(remote, SERVICE_S, "installing the service"):
-                    started = remote_service.install(remote, root, wanted=wanted)
-                details["service"] = started["kind"]
+            if done.service is not None:
+                details["service"] = done.service["kind"]
         return Done(outcome=report.outcome, release=report.release, details=details)
 
     def check(self, device: FleetDevice) -> None:

@@ -6,19 +6,18 @@ with edgepack.deploy("m.onnx", board="rasp3b", device="pi@192.168.1.20") as depl
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from edgepack.base import page
 from edgepack.base.arguments import speaks_of_arguments
+from edgepack.base.closing import Closing
 from edgepack.base.errors import ConnectError, ModelError, UsageError
 from edgepack.base.paths import cache_dir, default_root
 from edgepack.base.progress import NO_PROGRESS, Progress, reporting_to
@@ -28,14 +27,15 @@ from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.manifest import MANIFEST_NAME, SourceModel, Tensor, parse_manifest
 from edgepack.bundle.signing import sign_folder
 from edgepack.deploy import remote_tool
+from edgepack.deploy.act import deploy_and_start
 from edgepack.deploy.answers import SenselessError, Status, Switched
 from edgepack.deploy.app_answers import AppAnswer, Bench, Class, Profile, class_bars, emulated_mark
-from edgepack.deploy.deploy import Report, deploy_bundle
+from edgepack.deploy.deploy import Report
 from edgepack.deploy.options import DEFAULT_OPTIONS, DeployOptions
-from edgepack.deploy.other_model import check_same_model
 from edgepack.deploy.remote_app import TENSORS, RunRequest, ask_app
+from edgepack.deploy.remote_service import need_service
 from edgepack.deploy.remote_tool import Layout
-from edgepack.device import Device, SshOptions, open_device
+from edgepack.device import Device, RemoteTimeout, SshOptions, open_device
 from edgepack.device.facts import gather
 from edgepack.device.options import COMMAND_TIMEOUT_S
 from edgepack.device.patience import Patience
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 Array = npt.NDArray[Any]
+_ALIVE_S = 20.0
 
 
 class Outputs(Sequence[Array]):
@@ -95,29 +96,27 @@ class Outputs(Sequence[Array]):
         )
 
 
-class Deployment:
+class Deployment(Closing):
     """A model that is deployed on a device: `deploy` and `connect` make these.
 
     A context manager: leaving it lets go of the connection, and the release stays. `device` is the
-    connection, `root` the folder there, and `report` what the deploy did (None after `connect`).
+    connection, `root` the folder there, `report` what the deploy did (None after `connect`), and
+    `service` what it started as a service (None if it was not asked to): "service", its name,
+    "kind", "root" and "account".
     """
 
-    def __init__(self, device: Device, root: str, report: Report | None = None) -> None:
+    def __init__(
+        self,
+        device: Device,
+        root: str,
+        report: Report | None = None,
+        service: Mapping[str, Any] | None = None,
+    ) -> None:
         self.device = device
         self.root = root
         self.report = report
+        self.service = service
         self._model: SourceModel | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -297,6 +296,7 @@ def deploy(
     ssh: SshOptions | None = None,
     options: DeployOptions = DEFAULT_OPTIONS,
     sign: str | Path | None = None,
+    service: bool = False,
     progress: Progress | Callable[[str], object] = NO_PROGRESS,
     **settings: Any,
 ) -> Deployment:
@@ -308,34 +308,37 @@ def deploy(
     fitted to the model's input as `edgepack init` does, a table as in edgepack.toml, or a spec;
     without it the model is tested on random inputs and takes arrays only. `settings` are further
     fields of `Project`: `name`, `labels`, `golden_image`, `expected_class` (a number, or a label),
-    `shapes`, `root` and so on. `sign` is a private key. `progress` hears of each step: a function
-    of one text, such as `print`, or a `Progress`.
+    `shapes`, `root` and so on. `sign` is a private key. With `service` the release runs now and at
+    each boot, as the project's [service] table says. `progress` hears of each step: a
+    function of one text, such as `print`, or a `Progress`.
 
     Raises what `load_project`, `make_job`, `package_job`, `open_device` and `deploy_bundle` raise,
-    and `OtherModelError` where a release of another model would be replaced.
+    `OtherModelError` where a release of another model would be replaced, and `NoServiceError` for a
+    `service` without that table.
     """
     told = reporting_to(progress)
     settings |= {"board": board, "device": device}
     known = project_from("deploy", model, project=project, preprocess=preprocess, settings=settings)
     spec = known.need_device()
 
-    def reach(profile: Board) -> Device:
-        return reach_device(spec, profile, ssh=ssh, retries=options.retries, progress=told)
-
-    bundle, profile = build_bundle(
-        known, reach, sign=Path(sign) if sign is not None else None, progress=told
+    if service:
+        need_service(known.service, f"project {known.name}")
+    connection = Connection(
+        lambda profile: reach_device(spec, profile, ssh=ssh, retries=options.retries, progress=told)
     )
-    connection = reach(profile)
     try:
+        key = Path(sign) if sign is not None else None
+        bundle, profile = build_bundle(known, connection, sign=key, progress=told)
         root = root_of(known)
         options = replace(options, new_version=options.new_version or sign is not None)
-        if not options.replace_model:
-            check_same_model(connection, root, bundle, retries=options.retries, progress=told)
-        report = deploy_bundle(bundle, connection, root, options=options, progress=told)
+        remote = connection.to(profile)
+        deployed = deploy_and_start(
+            bundle, remote, root, options=options, service=service, progress=told
+        )
     except BaseException:
         connection.close()
         raise
-    return Deployment(connection, root, report)
+    return Deployment(remote, root, deployed.report, deployed.service)
 
 
 @speaks_of_arguments
@@ -367,22 +370,48 @@ def root_of(project: Project) -> str:
     return project.root or default_root(project.name)
 
 
+class Connection:
+    """The device of a deploy, which is connected to once, when it is first asked for."""
+
+    def __init__(self, connect: Callable[[Board], Device]) -> None:
+        self._connect = connect
+        self._device: Device | None = None
+
+    def to(self, board: Board) -> Device:
+        """The connected device, which is a `board`.
+
+        A link that was lost meanwhile, while a model was compiled for one, is made again.
+        """
+        if self._device is None:
+            self._device = self._connect(board)
+            return self._device
+        try:
+            self._device.run("true", timeout_s=_ALIVE_S)
+        except (ConnectError, RemoteTimeout):
+            self._device.reconnect()
+        return self._device
+
+    def close(self) -> None:
+        """Let go of the device, if there is one."""
+        if self._device is not None:
+            self._device.close()
+
+
 def build_bundle(
     project: Project,
-    reach: Callable[[Board], Device],
+    connection: Connection,
     *,
     sign: Path | None = None,
     progress: Progress = NO_PROGRESS,
 ) -> tuple[Bundle, Board]:
     """The project's bundle, made in the cache, and its board.
 
-    The device is asked, by `reach`, only if the board leaves open which C library it has.
-    Raises what `make_job`, `package_job`, `sign_folder` and `reach` raise.
+    The device is asked only if the board leaves open which C library it has.
+    Raises what `make_job`, `package_job`, `sign_folder` and connecting raise.
     """
     board = board_of(project)
     if board.libc == "any" and project.static is None:
-        with contextlib.closing(reach(board)) as device:
-            project = fit_libc(project, board, device)
+        project = fit_libc(project, board, connection.to(board))
     job = make_job(project)
     bundle = package_job(job, cache_dir() / "made" / job.board.name, progress=progress)
     if sign is not None:

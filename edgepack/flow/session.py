@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from types import TracebackType
-from typing import Self
 
+from edgepack.base.closing import Closing
 from edgepack.base.errors import UsageError
 from edgepack.bundle.bundle import PREPROCESS
 from edgepack.bundle.manifest import APP
@@ -22,7 +21,7 @@ from edgepack.flow.photos import Pixels, pixels_of
 from edgepack.preprocess.spec import PreprocessSpec
 
 
-class Session:
+class Session(Closing):
     """The current release's app, with its model loaded, until the session is closed.
 
     `Deployment.session` makes these, as context managers. Photos of one size after the other cost
@@ -37,17 +36,6 @@ class Session:
         self._stream: Stream | None = None
         self._form: tuple[str, int, int] | None = None
         self._accept: tuple[str, ...] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def run(self, photo: object, *, color: str | None = None) -> AppAnswer:
         """What the model sees in a photo: classes in `top`, things in `boxes`, all in `document`.

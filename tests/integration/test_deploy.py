@@ -530,7 +530,7 @@ def test_signers_are_pinned_at_the_first_signed_deploy(tmp_path: Path, home: Pat
 def test_what_a_deploy_signs_has_a_new_version(tmp_path: Path, home: Path) -> None:
     """Once signers are pinned; it is refused before anything is sent."""
     from edgepack.cli import make_parser
-    from edgepack.cli.deploy import deploy_options
+    from edgepack.cli.transfer import deploy_options
 
     key = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)

@@ -22,9 +22,9 @@ from edgepack.boards import get_board
 from edgepack.cli import COMMANDS, main, make_parser
 from edgepack.cli.compile import cost_model_gap, explanation
 from edgepack.cli.console import table
-from edgepack.cli.deploy import rate
 from edgepack.cli.examples import EXAMPLES
 from edgepack.cli.options import of_memory, parse_constants, parse_shapes
+from edgepack.cli.transfer import rate
 from edgepack.compiler import CompiledModel
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.deploy.remote_app import RunRequest

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from edgepack.base.errors import ConnectError, RemoteError
+from edgepack.deploy import act
 from edgepack.deploy.deploy import DeployOptions
 from edgepack.deploy.other_model import OtherModelError
 from edgepack.fleet import FleetDevice
-from edgepack.fleet import work as module
 from edgepack.fleet.work import AskStatus, Deploy, Rollback
 from tests.bundles import small_bundle
 from tests.scripted_tool import NEW, OLD, RELEASE, STATUS, ScriptedDevice
@@ -112,7 +112,7 @@ def test_a_release_of_another_model_stays(
     own = replace(own, manifest=replace(own.manifest, model=model))
     manifest = there.file("manifest.json").read_text()
     monkeypatch.setattr(tool, "_answer", lambda _: manifest)
-    monkeypatch.setattr(module, "deploy_bundle", lambda *_, **__: pytest.fail("it was deployed"))
+    monkeypatch.setattr(act, "deploy_bundle", lambda *_, **__: pytest.fail("it was deployed"))
     deploy = Deploy(connect=tool.connect, root="edgepack/m", bundles={"rasp3b": own})
     with pytest.raises(OtherModelError, match="is another model"):
         deploy(DEVICE)
@@ -121,7 +121,7 @@ def test_a_release_of_another_model_stays(
 
 def test_a_deploy_with_a_service(tool: FakeTool, monkeypatch: pytest.MonkeyPatch) -> None:
     table = object()
-    bundle: Any = SimpleNamespace(manifest=SimpleNamespace(release=NEW, service=table))
+    bundle: Any = SimpleNamespace(manifest=SimpleNamespace(name="m", release=NEW, service=table))
     report = SimpleNamespace(
         sent_bytes=7,
         before=OLD,
@@ -136,8 +136,8 @@ def test_a_deploy_with_a_service(tool: FakeTool, monkeypatch: pytest.MonkeyPatch
         asked.append((device.name, root))
         return {"kind": "systemd"}
 
-    monkeypatch.setattr(module, "deploy_bundle", lambda *_, **__: report)
-    monkeypatch.setattr(module.remote_service, "install", install)
+    monkeypatch.setattr(act, "deploy_bundle", lambda *_, **__: report)
+    monkeypatch.setattr(act.remote_service, "install", install)
     options = DeployOptions(replace_model=True)
     bundles = {"rasp3b": bundle}
     deploy = Deploy(connect=tool.connect, root="edgepack/m", bundles=bundles, options=options)
@@ -162,11 +162,11 @@ def test_the_rate_of_a_device_counts_before_that_of_the_rollout(
     )
     rates: list[float | None] = []
 
-    def deploy_bundle(*_: Any, options: DeployOptions) -> Any:
+    def deploy_bundle(*_: Any, options: DeployOptions, **__: Any) -> Any:
         rates.append(options.limit_bytes_s)
         return report
 
-    monkeypatch.setattr(module, "deploy_bundle", deploy_bundle)
+    monkeypatch.setattr(act, "deploy_bundle", deploy_bundle)
     for rate in (None, 5e5):
         options = DeployOptions(limit_bytes_s=rate, replace_model=True)
         deploy = Deploy(connect=tool.connect, root="r", bundles={"rasp3b": bundle}, options=options)
