@@ -17,6 +17,7 @@ _BINS = 20
 _WIDTH, _HEIGHT, _AXIS = 640, 160, 32
 _LEFT, _TOP = 84, 20
 _MAP_WIDTH = 1200
+_RIGHT, _WRONG = "23,105,45", "214,40,30"
 
 
 def histogram(values: Sequence[float], *, unit: str, title: str) -> Html:
@@ -29,8 +30,16 @@ def histogram(values: Sequence[float], *, unit: str, title: str) -> Html:
     return columns(counts, low, high, unit=unit, title=title)
 
 
-def columns(counts: Sequence[float], low: float, high: float, *, unit: str, title: str) -> Html:
-    """Counts of values in equal steps from `low` to `high`."""
+def columns(
+    counts: Sequence[float],
+    low: float,
+    high: float,
+    *,
+    unit: str,
+    title: str,
+    marks: Sequence[float] = (),
+) -> Html:
+    """Counts of values in equal steps from `low` to `high`, with lines at those `marks` between."""
     column, tallest = _WIDTH / len(counts), max(counts) or 1
     step = (high - low) / len(counts)
     bars = "".join(
@@ -44,6 +53,10 @@ def columns(counts: Sequence[float], low: float, high: float, *, unit: str, titl
         f'<text x="{x}" y="{_HEIGHT + _AXIS - 8}" text-anchor="{anchor}">'
         f"{number(value)} {text(unit)}</text>"
         for x, anchor, value in ((0, "start", low), (_WIDTH, "end", high))
+    )
+    at = [(mark - low) / (high - low) * _WIDTH for mark in marks if low <= mark <= high > low]
+    bars += "".join(
+        f'<line class="guide" x1="{x:.1f}" y1="0" x2="{x:.1f}" y2="{_HEIGHT}"/>' for x in at
     )
     return _svg(
         _WIDTH,
@@ -89,7 +102,12 @@ def dots(
             )
             last = y
     begin = number(low) if low < 0 else "0"
-    return plot.svg(across + marks, ("1", str(len(values))), (f"{begin} {unit}", ""), title)
+    return plot.svg(
+        across + marks,
+        ("1", str(len(values))),
+        (f"{begin} {unit}", "" if lines else number(high)),
+        title,
+    )
 
 
 def curves(
@@ -205,6 +223,41 @@ def rectangles(
     body += f'<line x1="0" y1="{height}" x2="{_MAP_WIDTH}" y2="{height}"/>'
     drawn = _svg(_MAP_WIDTH, height, body, title)
     return Html(drawn.replace("<svg ", '<svg class="map" ', 1))
+
+
+def matrix(counts: Sequence[Sequence[int]], names: Sequence[str], *, corner: str) -> Html:
+    """Of each row's cases, how many were taken for which column; both have the same names.
+
+    A cell is the darker the larger its share of the row is, red beside the diagonal. Columns have
+    the numbers of the rows.
+    """
+    heads = "".join(f'<th class="number">{column}</th>' for column in range(1, len(names) + 1))
+    lines = []
+    for row, (name, own) in enumerate(zip(names, counts, strict=True)):
+        total = sum(own) or 1
+        cells = "".join(
+            f'<td class="number" style="background:rgba({_RIGHT if row == column else _WRONG},'
+            f'{min(0.1 + 0.35 * count / total, 0.45):.2f})">{count}</td>'
+            if count
+            else "<td></td>"
+            for column, count in enumerate(own)
+        )
+        lines.append(f'<tr><td class="number">{row + 1}</td><td>{text(name)}</td>{cells}</tr>\n')
+    return Html(
+        f'<div class="wide"><table class="matrix">\n<thead><tr><th></th><th>{text(corner)}</th>'
+        f"{heads}</tr></thead>\n<tbody>\n{''.join(lines)}</tbody>\n</table></div>\n"
+    )
+
+
+def share_bar(share: float, low: float, high: float) -> Html:
+    """A share from 0 to 1 as a dot on a line from `low` to `high`, for a table's cell."""
+    return Html(
+        '<svg class="cell" viewBox="0 0 108 12" role="img" '
+        f'aria-label="{share:.1%}, {low:.1%} to {high:.1%}">'
+        '<line class="guide" x1="4" y1="6" x2="104" y2="6"/>'
+        f'<line class="reach" x1="{4 + 100 * low:.1f}" y1="6" x2="{4 + 100 * high:.1f}" y2="6"/>'
+        f'<circle cx="{4 + 100 * share:.1f}" cy="6" r="4"/></svg>'
+    )
 
 
 def legend(names: Iterable[tuple[str, str]]) -> Html:

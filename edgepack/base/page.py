@@ -255,6 +255,10 @@ svg line { stroke: var(--weak, #888) } svg text { fill: var(--weak, #888) }
 svg:not(.marks) text { font-size: 14px }
 svg.map { max-width: 100%; background: rgba(128, 128, 128, .12) }
 svg rect.part { stroke: var(--back, #fff); stroke-width: 1px; vector-effect: non-scaling-stroke }
+svg.cell { width: 108px; vertical-align: middle }
+svg line.reach { stroke: var(--bar, #3b7dd8); stroke-width: 3px }
+.matrix td { padding: .2em .4em } .matrix td:nth-child(2) { min-width: 7em; max-width: 14em;
+  overflow-wrap: anywhere }
 svg line.guide { stroke-dasharray: 4 4 } svg circle { fill: var(--bar, #3b7dd8) }
 svg polyline { fill: none; stroke-width: 2.5px; vector-effect: non-scaling-stroke }
 .legend { display: flex; flex-wrap: wrap; gap: .2em 1.4em; margin: .4em 0 }
@@ -300,6 +304,7 @@ summary {{ cursor: pointer; margin: .8em 0; font-size: 1.05em }}
 .figures {{ display: grid; gap: 1em; align-items: start;
   grid-template-columns: repeat(auto-fill, minmax(min(17em, 100%), 1fr)) }}
 .figures.small {{ grid-template-columns: repeat(auto-fill, minmax(9em, 1fr)) }}
+.figures svg:not(.marks) text {{ font-size: 26px }}
 figure {{ margin: 0 }} figure img {{ max-height: none; width: 100% }}
 figcaption {{ color: var(--weak); overflow-wrap: anywhere }} figcaption b {{ color: var(--text) }}
 img {{ max-width: 100%; max-height: 20em; border-radius: 4px }} td img {{ max-height: 6em }}

@@ -103,7 +103,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 def document(found: Result) -> dict[str, object]:
     """For --json: all but the models."""
-    values = {k: v for k, v in vars(found).items() if k not in ("model", "whole")}
+    values = {k: v for k, v in vars(found).items() if k not in ("model", "whole", "ranges")}
     for key in ("agreement", "all_int8"):
         values[key] = asdict(values[key])
     for key in ("in_float", "layers"):

@@ -10,7 +10,7 @@ thing: there, an annotation whose id is 0 is never found.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ Booleans = npt.NDArray[np.bool_]
 MOST_BOXES = 100
 """As many boxes of each class count in a photo."""
 THRESHOLDS = np.linspace(0.5, 0.95, 10)
-_RECALLS = np.linspace(0.0, 1.0, 101)
+RECALLS = np.linspace(0.0, 1.0, 101)
 _ALL = (0.0, 1e10)
 SIZES: Mapping[str, tuple[float, float]] = {
     "small": (0.0, 32.0**2),
@@ -59,13 +59,15 @@ class Guess:
 @dataclass(frozen=True, kw_only=True)
 class ClassPrecision:
     """Of one class: its objects that are no crowds, and its average precision with an overlap of
-    0.5 or more, and as the mean over `THRESHOLDS`; None if there are no objects.
+    0.5 or more, and as the mean over `THRESHOLDS`; None if there are no objects. `precisions` are
+    those with an overlap of 0.5 at each of `RECALLS`.
     """
 
     index: int
     objects: int
     ap50: float | None
     ap: float | None
+    precisions: tuple[float, ...] = field(default=(), repr=False, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +109,7 @@ def average_precision(
                     objects=objects,
                     ap50=None if table is None else float(table[0].mean()),
                     ap=None if table is None else float(table.mean()),
+                    precisions=() if table is None else tuple(table[0].tolist()),
                 )
     means = {name: _mean(kept) for name, kept in tables.items()}
     return AveragePrecision(
@@ -189,9 +192,9 @@ def _precisions(pairs: Sequence[_Pair], low: float, high: float) -> tuple[Floats
     precisions = hits / (hits + misses + np.spacing(1))
     # The best at that recall or above.
     precisions = np.maximum.accumulate(precisions[:, ::-1], 1)[:, ::-1]
-    table = np.zeros((len(THRESHOLDS), len(_RECALLS)))
+    table = np.zeros((len(THRESHOLDS), len(RECALLS)))
     for row, (recall, precision) in enumerate(zip(recalls, precisions, strict=True)):
-        at = np.searchsorted(recall, _RECALLS, side="left")
+        at = np.searchsorted(recall, RECALLS, side="left")
         table[row, at < len(precision)] = precision[at[at < len(precision)]]
     return table, count
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from edgepack.quantization.equalise import ROOMS, equalised
 from edgepack.quantization.errors import CalibrationError
 from edgepack.quantization.network import Array, FloatNetwork, noise_share, outputs, values
 from edgepack.quantization.qdq import quantized, tensors_of, whole_nodes
-from edgepack.quantization.ranges import ByteSteps, seen, steps_for
+from edgepack.quantization.ranges import ByteSteps, TensorRange, seen, steps_for
 from edgepack.quantization.rounding import Rounded, moments, rounded
 
 # What the file's metadata calls them; `flow.job` takes them into the manifest.
@@ -65,7 +65,7 @@ class LayerNoise:
 class Result(Tabular):
     """A quantised model. `calibrated` and `judged` count photos. `whole` is the model before some
     tensors went back to float, `in_float`, which cost the share `cost` more; `all_int8` is how good
-    that was."""
+    that was. `ranges` are those of each tensor that was made integers, before some went back."""
 
     model: onnx.ModelProto
     whole: onnx.ModelProto
@@ -78,6 +78,7 @@ class Result(Tabular):
     cost: float
     layers: tuple[LayerNoise, ...]
     untouched: tuple[tuple[str, str], ...]
+    ranges: tuple[TensorRange, ...] = field(default=(), repr=False)
 
     def rows(self) -> list[dict[str, Any]]:
         """The tensors: how far each is above its error."""
@@ -115,6 +116,7 @@ def quantize(
     numbers = seen(network, calibration, tensors_of(network))
     steps = {name: steps_for(found) for name, found in numbers.items()}
     progress.step(f"rounding the weights of {len(network.products)} layers")
+    ranges = tuple(TensorRange.of(name, numbers[name], own) for name, own in steps.items())
     sums = moments(network, calibration, network.products)
     weights = {name: rounded(product, sums[name]) for name, product in network.products.items()}
     biases = _biases(network, steps, weights, calibration)
@@ -164,6 +166,7 @@ def quantize(
             and node.op_type not in _FOLLOW
             and node.output[0] not in tables
         ),
+        ranges=ranges,
     )
 
 

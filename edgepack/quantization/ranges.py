@@ -14,6 +14,7 @@ _KEPT = 40_000
 # Both ends of what is cut off, as shares of all values.
 _PERCENTILES = (0.0, 1e-5, 1e-4, 1e-3)
 _LEAST = 1e-8
+_BINS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,37 @@ class ByteSteps:
         """The numbers that integers can stand for."""
         whole = np.clip(np.rint(numbers / np.float32(self.scale)) + self.zero, 0, 255)
         return np.asarray((whole - self.zero) * np.float32(self.scale))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorRange:
+    """A tensor's values on the photos of calibration: `counts` in equal steps from `least` to
+    `most`; and from `low` to `high`, what its integers stand for. The share `cut` lies beyond.
+    """
+
+    tensor: str
+    counts: tuple[int, ...]
+    least: float
+    most: float
+    low: float
+    high: float
+    cut: float
+
+    @staticmethod
+    def of(tensor: str, numbers: Array, steps: ByteSteps) -> TensorRange:
+        low, high = -steps.zero * steps.scale, (255 - steps.zero) * steps.scale
+        counts, edges = np.histogram(numbers, bins=_BINS)
+        # What would be rounded to an end is not beyond it.
+        half = steps.scale / 2
+        return TensorRange(
+            tensor=tensor,
+            counts=tuple(counts.tolist()),
+            least=float(edges[0]),
+            most=float(edges[-1]),
+            low=low,
+            high=high,
+            cut=float(((numbers < low - half) | (numbers > high + half)).mean()),
+        )
 
 
 def seen(network: FloatNetwork, photos: Sequence[Array], names: Sequence[str]) -> dict[str, Array]:

@@ -20,21 +20,26 @@ from edgepack.base import charts, page
 from edgepack.base.errors import RemoteError
 from edgepack.cli import main
 from edgepack.cli.pages.bench import bench_page
+from edgepack.cli.pages.evaluate import boxes_page, evaluate_page
 from edgepack.cli.pages.tune import tune_page
 from edgepack.deploy.answers import Answer, Status
 from edgepack.deploy.app_answers import AppAnswer
 from edgepack.deploy.conditions import Conditions
 from edgepack.fleet import Journal, Settings, Share, make_plan, roll_out
 from edgepack.fleet.report import FleetReport
+from edgepack.flow.average_precision import Guess, Thing, average_precision
+from edgepack.flow.evaluate import Evaluation, Judged, Photo
+from edgepack.flow.evaluate_boxes import BoxEvaluation
 from tests import onnx_models, yolo_exports
 from tests.browser import Browse, browse, check_page
 from tests.means import means_app
 from tests.scripted_fleet import FakeWork, Log, devices
 from tests.scripted_tool import APP, NEW, STATUS
+from tests.unit.test_quantization import project
 from tests.unit.test_tuning_session import PlayedDevice, session
 from tests.yolo_exports import EXPORTS
 
-__all__ = ["browse"]
+__all__ = ["browse", "project"]
 
 pytestmark = pytest.mark.slow
 
@@ -168,6 +173,45 @@ def test_tune(browse: Browse, tmp_path: Path) -> None:
     records = tmp_path / "tuning.jsonl"
     made = tune_page(session(records, PlayedDevice()), records, "net", estimated=False)
     check_page(browse, made, SHOTS, "tune")
+
+
+def test_quantize(browse: Browse, project: Path) -> None:
+    assert main(["quantize", "--html", "q.html", "--cache-dir", "kept"]) == 0
+    check_page(browse, (project / "q.html").read_text(), SHOTS, "quantize")
+
+
+def test_evaluate(browse: Browse) -> None:
+    """Of 30 classes, one of a long name; a device that takes one in ten for its neighbour."""
+    labels = tuple(LONG if number == 3 else f"class {number}" for number in range(30))
+    judged = tuple(
+        Judged(
+            photo=Photo(path=Path("none.jpg"), name=f"{number}.jpg", expected=number % 30),
+            reference=(number % 30, 0),
+            device=((number + (number % 10 == 0)) % 30, 0),
+        )
+        for number in range(300)
+    )
+    found = Evaluation(judged=judged, labels=labels, device="pi")
+    check_page(browse, evaluate_page(found), SHOTS, "evaluate")
+
+
+def test_evaluate_boxes(browse: Browse) -> None:
+    """Twelve classes, by a detector that misses every third thing and sees some that are none."""
+    things, guesses = [], []
+    for photo in range(60):
+        box = (10.0 * (photo % 7), 10.0, 40.0, 30.0)
+        own = [Thing(index=photo % 12, box=box, area=1200.0)]
+        seen = [Guess(index=photo % 12, score=0.9 - photo / 100, box=box)] * (photo % 3 > 0)
+        wrong = [Guess(index=(photo + 5) % 12, score=0.5, box=(1.0, 1.0, 9.0, 9.0))]
+        things.append(own)
+        guesses.append([*seen, *wrong])
+    reference = average_precision(things, guesses, range(12))
+    device = average_precision(things, [one[:1] for one in guesses], range(12))
+    labels = tuple(LONG if number == 3 else f"class {number}" for number in range(12))
+    found = BoxEvaluation(
+        photos=60, reference=reference, on_device=device, labels=labels, device="pi"
+    )
+    check_page(browse, boxes_page(found), SHOTS, "evaluate-boxes")
 
 
 # What would run where text is taken for HTML: in each it tells so on the page itself.

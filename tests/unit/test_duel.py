@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgepack.base.intervals import interval, median_interval
+from edgepack.base.intervals import interval, median_interval, share_interval
 from edgepack.cli import main
 from edgepack.deploy.conditions import Conditions, parse_conditions
 from edgepack.deploy.duel import ROUNDS, duel
@@ -112,6 +112,23 @@ def test_the_interval_of_the_median_leaves_out_what_a_coin_would() -> None:
     assert median_interval([1.0] * 10, ratios) == (0.91, 0.8, 0.96)
     # Of six, both ends are there: none heads in 1 of 64 cases.
     assert median_interval([2.0] * 6, [2, 4, 6, 8, 10, 12]) == (3.5, 1, 6)
+
+
+@pytest.mark.parametrize(
+    ("hits", "count", "low", "high"),
+    [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
+)
+def test_the_interval_of_a_share(hits: int, count: int, low: float, high: float) -> None:
+    """Newcombe, Statistics in Medicine 17 (1998), table I, method 3."""
+    assert share_interval(hits, count) == pytest.approx((low, high), abs=6e-5)
+    mirrored = share_interval(count - hits, count)
+    assert mirrored == pytest.approx((1 - high, 1 - low), abs=6e-5)
+    assert share_interval(0, 0) == (0, 1)
 
 
 def test_the_page_of_a_bench_says_of_what_and_how_warm(

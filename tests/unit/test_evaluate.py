@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,20 @@ def test_the_command_prints_a_table_and_json(
     text = Path("e.html").read_text()
     # Two photos of the reference's own mistakes, and three on which the device differs.
     assert text.count('src="data:image/jpeg;base64,') == 5
-    assert "top-1 40.0%" in text
+    # Of two photos of five: Wilson's interval.
+    assert "top-1 40.0% (11.8% to 76.9% with 95 % confidence)" in text
+    matrix = text[
+        text.index('<table class="matrix">') : text.index("</table>", text.index('matrix">'))
+    ]
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in matrix.split("<tr>")[2:]]
+    # The device sees everything as red.
+    assert rows == [
+        ["1", "red", "2", "", ""],
+        ["2", "green", "1", "", ""],
+        ["3", "blue", "2", "", ""],
+    ]
+    # Each class has a line with the reference's share, and the device's.
+    assert text.count('<svg class="cell"') == 6
     assert "reference  top-1 60.0% (3), top-5 100.0% (5)\n" in out
     assert "device     top-1 40.0% (2), top-5 100.0% (5)\ndiffer     3 photos\n" in out
     assert "blue/0.png   blue      green      red\n" in out

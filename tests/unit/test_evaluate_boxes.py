@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,15 @@ def test_the_command(project: Project, capsys: pytest.CaptureFixture[str]) -> No
     assert "photos     3, with 2 objects" in out
     assert "reference  mAP 50-95 0.5050, mAP 50 0.5050 (50-95: small 0.0000, medium 1.0000" in out
     assert f"thing {SEEN}  2        0.5050    0.5050" in out
-    assert "thing 16" in Path("page.html").read_text()
+    made = Path("page.html").read_text()
+    assert "thing 16" in made
+    # Of all classes and of the one: precision is 1 up to a recall of one half, 0 beyond.
+    curves = re.findall(r'<polyline class="s0" points="([^"]*)"', made)
+    assert len(curves) == 2
+    points = [[float(side) for side in point.split(",")] for point in curves[1].split()]
+    assert len(points) == 101
+    assert len({up for _, up in points[:51]}) == len({up for _, up in points[51:]}) == 1
+    assert points[50][1] < points[51][1]  # up is less in a picture
     assert main(["evaluate", "--images", "boxes.json", "--json", "--score", "0.8"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["reference"]["map50"] == 0  # the thing has a score of 0.75

@@ -27,7 +27,7 @@ from edgepack.quantization.errors import (
 from edgepack.quantization.network import Array, FloatNetwork, noise_share, outputs
 from edgepack.quantization.qdq import quantized, tensors_of, whole_nodes
 from edgepack.quantization.quantize import CALIBRATION, quantize, snr
-from edgepack.quantization.ranges import ByteSteps, seen, steps_for
+from edgepack.quantization.ranges import ByteSteps, TensorRange, seen, steps_for
 from edgepack.quantization.rounding import moments, rounded, scales_for
 from tests.onnx_models import Builder
 
@@ -307,9 +307,13 @@ def test_the_command_writes_a_model_and_says_how_good_it_is(
         "edgepack.calibration": said["calibration"],
         "edgepack.agreement": str(said["agreement"]["top1"]),
     }
-    assert (
-        "8-bit" in (project / "q.html").read_text() or "photos" in (project / "q.html").read_text()
-    )
+    assert "ranges" not in said
+    shown = (project / "q.html").read_text()
+    assert shown.count("<circle") == len(said["layers"]) > 2
+    # Each tensor that was made integers has a histogram, with the ends of its integers.
+    quantised = {node.input[0] for node in made.graph.node if node.op_type == "QuantizeLinear"}
+    assert shown.count("<figure>") == len(quantised) > 2
+    assert "values of image" in shown or f"values of {made.graph.input[0].name}" in shown
     weights = [numpy_helper.to_array(item) for item in made.graph.initializer]
     assert sum(value.size for value in weights if value.dtype == np.int8) > 2000
     assert main(["quantize", "--cache-dir", "kept"]) == 0
@@ -332,3 +336,14 @@ def test_a_wrong_word_is_said(
     assert main(["quantize", *words, "--cache-dir", "kept"]) == 2
     assert problem in capsys.readouterr().err
     assert not (project / "net.int8.onnx").exists()
+
+
+def test_a_range_says_what_is_cut_off() -> None:
+    # 0 to 999, of which integers stand for 0 to 510 in steps of 2.
+    numbers = np.arange(1000, dtype=np.float32)
+    found = TensorRange.of("t", numbers, ByteSteps(scale=2.0, zero=0))
+    assert (found.least, found.most, found.low, found.high) == (0, 999, 0, 510)
+    assert sum(found.counts) == 1000
+    assert found.cut == pytest.approx(488 / 1000)  # 511 is rounded to 510, 512 is cut off
+    below = TensorRange.of("t", -numbers, ByteSteps.between(-999, 0))
+    assert (below.cut, below.low) == (0, pytest.approx(-999))
