@@ -157,7 +157,7 @@ def _version(program: Path) -> str:
 
 
 def _project() -> Path:
-    return data_file("cpp_runtime") / "third_party" / "opencv"
+    return data_file("cpp_runtime") / "libraries" / "opencv"
 
 
 def _hardening_file() -> Path:

@@ -1,4 +1,4 @@
-"""How forms of operators are recognised: by attributes, constant inputs, and outputs in use."""
+"""How forms of operators are recognised: by attributes and constant inputs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from edgepack.model import infer_shapes, opset_of, walk_nodes
+from edgepack.model import infer_shapes, opset_of
 
 
 class Context:
@@ -20,8 +20,6 @@ class Context:
         self.functions = {(function.domain, function.name) for function in proto.functions}
         self.values = {tensor.name: tensor for tensor in proto.graph.initializer}
         self.constant = set(self.values)
-        self.used = {name for node in walk_nodes(proto.graph) for name in node.input}
-        self.used |= {value.name for value in proto.graph.output}
         inferred = infer_shapes(proto).graph
         self.shapes = _known_shapes(inferred)
         self.types = {
@@ -46,10 +44,6 @@ class Context:
         if len(node.input) <= position or node.input[position] not in self.values:
             return None
         return np.asarray(numpy_helper.to_array(self.values[node.input[position]]))
-
-    def output_used(self, node: onnx.NodeProto, position: int) -> bool:
-        """Whether a node has that output, and it is read or an output of the model."""
-        return len(node.output) > position and node.output[position] in self.used
 
 
 def known_shapes(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:

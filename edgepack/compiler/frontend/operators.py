@@ -87,11 +87,6 @@ def _has(name: str, value: object) -> Form:
     return lambda node, _: bool(attribute(node, name) == value)
 
 
-def _has_other(name: str, value: object) -> Form:
-    """Nodes whose attribute has another value than the default."""
-    return lambda node, _: bool(attribute(node, name, value) != value)
-
-
 _UNKNOWN = Refusal(
     "not known to the compiler", "write it with other operators of ONNX before the export"
 )

@@ -31,11 +31,6 @@ class Number:
     source: str
     others: tuple[int, ...] = ()
 
-    @property
-    def is_guess(self) -> bool:
-        """Whether no document gives it."""
-        return self.source.startswith(GUESS)
-
 
 def _(value: int, source: str, *others: int) -> Number:
     return Number(value=value, source=source, others=others)
