@@ -71,6 +71,21 @@ def test_the_site_has_all_pages_and_what_they_link_to() -> None:
     assert settings["validation"]["links"]["anchors"] == "warn"
 
 
+def test_the_door_leads_to_every_page() -> None:
+    """docs/README.md names each page once; contributors' pages have a list of their own."""
+    door = ROOT / "docs" / "README.md"
+    targets = re.findall(r"\]\(([^)#\s]+\.md)\)", door.read_text())
+    led_to = {(door.parent / target).resolve() for target in targets}
+    assert len(led_to) == len(targets)
+    pages = {page for page in PAGES if page.is_relative_to(door.parent) and page != door}
+    listed = {page for page in pages if page.parent.name != "contributing"}
+    # Not a page of the documentation: it is what the package index shows.
+    listed -= {door.parent / "pypi.md"}
+    assert listed - led_to == set()
+    tasks = door.read_text().partition("## The rest")[0]
+    assert tasks.count("\n## ") == 3
+
+
 def test_boards_page_knows_every_key() -> None:
     page = (ROOT / "docs" / "reference" / "boards.md").read_text()
     keys = re.findall(r"take(?:_\w+)?\(\s*\"(\w+)\"", (ROOT / "edgepack" / "boards.py").read_text())
