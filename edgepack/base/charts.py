@@ -183,15 +183,8 @@ def stacked(parts: Sequence[tuple[str, float, str]], *, title: str) -> Html:
         rest = sum(value for _, value, _ in listed[SERIES - 1 :])
         more = (f"{len(listed) - SERIES + 1} others", rest, f"{rest / total:.1%}")
         listed = [*listed[: SERIES - 1], more]
-    body, at = "", 0.0
-    for index, (name, value, said) in enumerate(listed):
-        width = value / total * _WIDTH
-        body += (
-            f'<rect class="c{index}" x="{at:.1f}" y="0" width="{width:.1f}" height="36">'
-            f"<title>{text(name)} {text(said)}</title></rect>"
-        )
-        at += width
-    return Html(_svg(_WIDTH, 36, body, title) + legend((name, said) for name, _, said in listed))
+    bar = portions(listed, colors=range(len(listed)), title=title)
+    return Html(bar + legend((name, said) for name, _, said in listed))
 
 
 def rectangles(
@@ -258,6 +251,23 @@ def share_bar(share: float, low: float, high: float) -> Html:
         f'<line class="reach" x1="{4 + 100 * low:.1f}" y1="6" x2="{4 + 100 * high:.1f}" y2="6"/>'
         f'<circle cx="{4 + 100 * share:.1f}" cy="6" r="4"/></svg>'
     )
+
+
+def portions(
+    parts: Sequence[tuple[str, float, str]], *, colors: Sequence[int | None], title: str
+) -> Html:
+    """One bar of parts beside each other in given colours of the page, None for its grey."""
+    total = sum(value for _, value, _ in parts) or 1.0
+    body, at = "", 0.0
+    for (name, value, said), color in zip(parts, colors, strict=True):
+        width = value / total * _WIDTH
+        kind = "rest" if color is None else f"c{color}"
+        body += (
+            f'<rect class="{kind}" x="{at:.1f}" y="0" width="{width:.1f}" height="24">'
+            f"<title>{text(f'{name} {said}'.strip())}</title></rect>"
+        )
+        at += width
+    return _svg(_WIDTH, 24, body, title)
 
 
 def legend(names: Iterable[tuple[str, str]]) -> Html:

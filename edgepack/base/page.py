@@ -1,12 +1,14 @@
 """HTML pages that need nothing else: one file each, nothing loaded from anywhere.
 
 What is shown came from models and devices: all text is escaped, and a page's policy lets nothing
-be run. Light or dark as the reader's system is, from a phone's width up.
+be run, but for our one script on a page with a long table, which it names by its hash. Light or
+dark as the reader's system is, from a phone's width up.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -61,13 +63,19 @@ def table(
     return Html("".join((head, *(table_row(row, names=names) for row in listed), TABLE_END)))
 
 
-def table_head(header: Sequence[str], numbers: Sequence[bool] = ()) -> Html:
-    """How a table begins, for one that is written row by row; `numbers` tells which columns are."""
+def table_head(
+    header: Sequence[str], numbers: Sequence[bool] = (), *, sortable: bool = False
+) -> Html:
+    """How a table begins, for one that is written row by row; `numbers` tells which columns are.
+
+    One that is `sortable` is sorted and filtered by the page's script: see `head`.
+    """
     cells = "".join(
         f'<th class="number">{text(name)}</th>' if is_number else f"<th>{text(name)}</th>"
         for name, is_number in zip_longest(header, numbers, fillvalue=False)
     )
-    return Html(f'<div class="wide"><table>\n<thead><tr>{cells}</tr></thead>\n<tbody>\n')
+    kind = ' class="sortable"' if sortable else ""
+    return Html(f'<div class="wide"><table{kind}>\n<thead><tr>{cells}</tr></thead>\n<tbody>\n')
 
 
 TABLE_END = Html("</tbody>\n</table></div>\n")
@@ -195,9 +203,30 @@ def page(title: str, *parts: Html) -> Html:
     return Html("".join((head(title), *parts, PAGE_END)))
 
 
-def head(title: str) -> Html:
-    """How a page begins, its heading included."""
-    return Html(_HEAD.format(title=text(title), style=_STYLE) + f"<h1>{text(title)}</h1>\n")
+def head(title: str, *, sorts: bool = False) -> Html:
+    """How a page begins, its heading included; with `sorts` it has the script for a sortable table.
+
+    That is all that a page runs: its policy names the script by its hash.
+    """
+    script, policy = "", ""
+    if sorts:
+        digest = base64.b64encode(hashlib.sha256(_SORTING.encode()).digest()).decode()
+        script, policy = f"<script>{_SORTING}</script>\n", f"script-src 'sha256-{digest}'; "
+    begin = _HEAD.format(title=text(title), style=_STYLE, policy=policy, script=script)
+    return Html(f"{begin}<h1>{text(title)}</h1>\n")
+
+
+def filters(column: str, values: Iterable[str]) -> Html:
+    """What a sortable table below is filtered by: any text, and one of the `values` of a column.
+
+    Without scripts it is not shown.
+    """
+    options = "".join(f"<option>{text(value)}</option>" for value in values)
+    return Html(
+        '<p class="filters" hidden><label>contains <input type="search"></label> '
+        f'<label>{text(column)} <select data-column="{text(column)}"><option value="">all</option>'
+        f'{options}</select></label> <output aria-live="polite"></output></p>\n'
+    )
 
 
 PAGE_END = Html("</body>\n</html>\n")
@@ -222,13 +251,64 @@ _HEAD = """<!DOCTYPE html>
 <head>
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" \
-content="default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; \
+content="default-src 'none'; {policy}style-src 'unsafe-inline'; img-src data:; base-uri 'none'; \
 form-action 'none'">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
 <style>{style}</style>
-</head>
+{script}</head>
 <body>
+"""
+# Reads and moves rows that are there; of their texts it makes no markup.
+_SORTING = """
+addEventListener("DOMContentLoaded", () => {
+  const table = document.querySelector("table.sortable"), form = document.querySelector(".filters");
+  if (!table || !form) return;
+  const body = table.tBodies[0], rows = [...body.rows], heads = [...table.tHead.rows[0].cells];
+  const [search, choice, count] = ["input", "select", "output"].map(
+    (tag) => form.querySelector(tag));
+  const at = heads.findIndex((head) => head.textContent === choice.dataset.column);
+  const cell = (row, index) => row.cells[index].textContent;
+  const filter = () => {
+    const words = search.value.toLowerCase().split(/\\s+/);
+    let shown = 0;
+    for (const row of rows) {
+      const own = row.textContent.toLowerCase();
+      row.hidden = !words.every((word) => own.includes(word)) ||
+        (choice.value !== "" && cell(row, at) !== choice.value);
+      shown += !row.hidden;
+    }
+    count.textContent = `${shown} of ${rows.length}`;
+  };
+  const order = (head, index) => {
+    const down = head.getAttribute("aria-sort") === "ascending";
+    heads.forEach((other) => other.removeAttribute("aria-sort"));
+    head.setAttribute("aria-sort", down ? "descending" : "ascending");
+    const texts = new Map(rows.map((row) => [row, cell(row, index)]));
+    const compare = new Intl.Collator("en", { numeric: true }).compare;
+    rows.sort((a, b) => {
+      const [one, other] = [texts.get(a), texts.get(b)];
+      if (!one !== !other) return one ? -1 : 1;
+      const numbers = one - other;
+      const result = Number.isNaN(numbers) ? compare(one, other) : numbers;
+      return down ? -result : result;
+    });
+    body.append(...rows);
+  };
+  heads.forEach((head, index) => {
+    head.tabIndex = 0;
+    head.addEventListener("click", () => order(head, index));
+    head.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      order(head, index);
+    });
+  });
+  search.addEventListener("input", filter);
+  choice.addEventListener("change", filter);
+  form.hidden = false;
+  filter();
+});
 """
 # Of series in a chart, on light and on dark.
 _COLORS = (
@@ -259,6 +339,7 @@ svg.cell { width: 108px; vertical-align: middle }
 svg line.reach { stroke: var(--bar, #3b7dd8); stroke-width: 3px }
 .matrix td { padding: .2em .4em } .matrix td:nth-child(2) { min-width: 7em; max-width: 14em;
   overflow-wrap: anywhere }
+svg rect.rest { fill: var(--weak, #888) }
 svg line.guide { stroke-dasharray: 4 4 } svg circle { fill: var(--bar, #3b7dd8) }
 svg polyline { fill: none; stroke-width: 2.5px; vector-effect: non-scaling-stroke }
 .legend { display: flex; flex-wrap: wrap; gap: .2em 1.4em; margin: .4em 0 }
@@ -294,11 +375,19 @@ td {{ white-space: pre-wrap }} td.long {{ overflow-wrap: anywhere; min-width: 9e
 td.number, th.number {{ text-align: right; white-space: nowrap;
   font-variant-numeric: tabular-nums }}
 tr.ok td.outcome {{ color: var(--good) }} tr.bad {{ background: var(--badback) }}
-td.short {{ white-space: nowrap }}
+td.short, td.wave, td.at {{ white-space: nowrap }}
 tr.bad td.outcome {{ color: var(--bad); font-weight: 600 }} tr.waiting {{ color: var(--weak) }}
 .verdict {{ font-size: 1.15em; margin: .6em 0; overflow-wrap: anywhere }}
 .verdict.good {{ color: var(--good) }} .verdict.bad {{ color: var(--bad); font-weight: 600 }}
 p {{ overflow-wrap: anywhere }} h1, h2 {{ overflow-wrap: anywhere }}
+.filters[hidden] {{ display: none }} .filters label {{ margin-right: 1em }}
+input, select {{ font: inherit; color: var(--text); background: var(--back); max-width: 100%;
+  border: 1px solid var(--line); border-radius: 3px; padding: .1em .3em }}
+th[tabindex] {{ cursor: pointer }} th[aria-sort=ascending]::after {{ content: " ↑" }}
+th[aria-sort=descending]::after {{ content: " ↓" }}
+.devices {{ display: flex; flex-wrap: wrap; gap: 3px; margin: .3em 0 1em }}
+.devices i {{ width: 12px; height: 12px; border-radius: 2px; background: var(--weak) }}
+.devices i.ok {{ background: var(--c2) }} .devices i.bad {{ background: var(--c4) }}
 .swatch {{ display: inline-block; width: 1em; height: 1em; border-radius: 2px }}
 summary {{ cursor: pointer; margin: .8em 0; font-size: 1.05em }}
 .figures {{ display: grid; gap: 1em; align-items: start;

@@ -21,7 +21,7 @@ from edgepack.cli.pages import check_html, save
 from edgepack.cli.pages.deploy import deploy_page
 from edgepack.cli.report import deploy_lines, dry_run_lines
 from edgepack.cli.transfer import deploy_options, refuse_job
-from edgepack.deploy import remote_service
+from edgepack.deploy import remote_service, remote_tool
 from edgepack.deploy.act import deploy_and_start, need_service_of
 from edgepack.deploy.deploy import preview
 from edgepack.deploy.options import DeployOptions
@@ -55,11 +55,12 @@ def run_deploy(args: argparse.Namespace, console: Console) -> int:
         done = deploy_and_start(
             bundle, device, root, options=options, service=args.service, progress=console
         )
+        there = remote_tool.status(device, root) if args.html else None
     data, lines = done.report.to_dict(), deploy_lines(done.report, bundle.manifest.name)
     if done.service is not None:
         data["service"] = started = dict(done.service)
         lines.append(f"service   {started['service']}, now and at each boot ({started['kind']})")
-    save(args, console, deploy_page(done.report, bundle))
+    save(args, console, deploy_page(done.report, bundle, there))
     console.data(data, "\n".join(lines))
     return 0
 

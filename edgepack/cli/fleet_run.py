@@ -129,7 +129,7 @@ def _report_lines(report: FleetReport) -> list[str]:
     if shown:
         lines.append(table(shown, [name.upper() for name in report.columns]))
     if hidden:
-        lines.append(f"and {hidden} more: --html FILE or --json has all")
+        lines.append(f"and {hidden} more: --json has all")
     return lines
 
 

@@ -155,7 +155,7 @@ class Report:
                 f"{self.smoke.max_abs_reference:.3g} (limit {self.smoke.tolerance:.0e} of it)",
             }
         )
-        return page.embedded(said, class_bars(self.smoke.classes))
+        return page.embedded(class_bars(self.smoke.classes), said)
 
 
 @dataclass(frozen=True, kw_only=True)

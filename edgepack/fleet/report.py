@@ -5,6 +5,7 @@ All three are made row by row from the journal, so that no list of the fleet is 
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -13,13 +14,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from edgepack.base import page
+from edgepack.base import charts, page
+from edgepack.base.page import Html
+from edgepack.base.text import counted, one_line
 from edgepack.fleet.inventory import FleetDevice
 from edgepack.fleet.journal import Journal
 from edgepack.fleet.plan import RolloutPlan
 from edgepack.fleet.rollout import RolloutResult
 
 WAITING = "waiting"
+# On a page: devices that have a square each, rows, and different errors.
+_SQUARES = _SHOWN_ROWS = 2000
+_SHOWN_ERRORS = 20
+_KEPT_ERRORS = 10_000
+# Classes of rows and squares, and what they are.
+_KINDS = {"ok": "done", "bad": "failed", "waiting": "waiting"}
+# Of the page's, in the same order: green, red, and none.
+_COLORS = (2, 4, None)
 ROW_KEYS = (
     "device", "wave", "board", "address", "outcome", "release", "seconds", "at", "error", "hint",
 )  # fmt: skip
@@ -125,31 +136,81 @@ class FleetReport:
 
     def _html(self) -> Iterator[str]:
         summary = self.summary()
-        columns = _COLUMNS[self.action][0]
+        outcomes = summary["outcomes"]
         yield page.head(
-            f"{summary['model']} to {summary['fleet']}: {summary['action']} {summary['status']}"
+            f"{summary['model']} to {summary['fleet']}: {summary['action']} {summary['status']}",
+            sorts=True,
         )
+        done = f"{summary['devices_ok']} of {counted(summary['devices_total'], 'device')} done"
+        every = summary["devices_ok"] == summary["devices_total"]
+        reason = f": {summary['reason']}" if summary["reason"] else ""
+        yield page.verdict(done + reason, ok=every if every or reason else None)
         yield page.facts(
             {
-                "Devices": f"{summary['devices_ok']} of {summary['devices_total']} done",
-                "Outcomes": ", ".join(f"{text} {n}" for text, n in summary["outcomes"].items()),
+                "Outcomes": ", ".join(f"{text} {n}" for text, n in outcomes.items()),
                 "Releases": ", ".join(release_lines(summary)),
-                "Stopped": summary["reason"],
                 "At": summary["at"],
                 "Seconds": summary["seconds"],
-                "Waves": ", ".join(
-                    f"{wave['wave']} {wave['devices']}" for wave in summary["waves"]
-                ),
             }
         )
-        yield page.table_head(columns)
+        yield from self._waves()
+        yield from self._errors()
+        yield from self._table(summary["devices_total"], outcomes)
+        yield page.PAGE_END
+
+    def _waves(self) -> Iterator[Html]:
+        """A square for each device, wave by wave; of a large fleet a bar for each wave."""
+        small = self.plan.total <= _SQUARES
+        rows = self.rows()
+        for wave in self.plan.waves:
+            kinds: Counter[str] = Counter()
+            squares = []
+            for row in itertools.islice(rows, wave.total):
+                kinds[_kind(row)] += 1
+                if small:
+                    words = page.text(f"{row['device']}: {row['outcome']}")
+                    squares.append(f'<i class="{_kind(row)}" title="{words}"></i>')
+            said = ", ".join(
+                f"{kinds[kind]} {words}" for kind, words in _KINDS.items() if kinds[kind]
+            )
+            yield page.paragraph(f"{wave.name}: {counted(wave.total, 'device')}, {said}")
+            if small:
+                yield Html(f'<div class="devices">{"".join(squares)}</div>\n')
+            else:
+                parts = [(words, float(kinds[kind]), "") for kind, words in _KINDS.items()]
+                yield charts.portions(parts, colors=_COLORS, title=wave.name)
+
+    def _errors(self) -> Iterator[Html]:
+        """Which errors come most often."""
+        errors: Counter[str] = Counter()
         for row in self.rows():
-            kind = "ok" if row["ok"] else "waiting" if row["outcome"] == WAITING else "bad"
+            if row["error"] and (row["error"] in errors or len(errors) < _KEPT_ERRORS):
+                errors[row["error"]] += 1
+        if errors:
+            most = errors.most_common(_SHOWN_ERRORS)
+            bars = ((one_line(text), float(n), counted(n, "device")) for text, n in most)
+            yield page.section("What went wrong", page.shares(bars))
+
+    def _table(self, total: int, outcomes: Mapping[str, int]) -> Iterator[Html]:
+        """All devices; of a large fleet those that are not well first, as many as are shown."""
+        columns = _COLUMNS[self.action][0]
+        yield page.filters("outcome", sorted(outcomes))
+        yield page.table_head(columns, sortable=True)
+        kinds = [tuple(_KINDS)] if total <= _SHOWN_ROWS else [("bad",), ("waiting",), ("ok",)]
+        shown = (row for wanted in kinds for row in self.rows() if _kind(row) in wanted)
+        for row in itertools.islice(shown, _SHOWN_ROWS):
             # What a device is not is no text of a table.
             cells = [None if row.get(key) is False else row.get(key) for key in columns]
-            yield page.table_row(cells, kind=kind, names=columns)
+            yield page.table_row(cells, kind=_kind(row), names=columns)
         yield page.TABLE_END
-        yield page.PAGE_END
+        more = total - _SHOWN_ROWS
+        yield page.paragraph(
+            f"and {counted(more, 'device')} more: --json has all" if more > 0 else ""
+        )
+
+
+def _kind(row: Mapping[str, Any]) -> str:
+    return "ok" if row["ok"] else "waiting" if row["outcome"] == WAITING else "bad"
 
 
 def release_lines(summary: Mapping[str, Any]) -> Iterator[str]:

@@ -20,11 +20,15 @@ from edgepack.base import charts, page
 from edgepack.base.errors import RemoteError
 from edgepack.cli import main
 from edgepack.cli.pages.bench import bench_page
+from edgepack.cli.pages.deploy import deploy_page
 from edgepack.cli.pages.evaluate import boxes_page, evaluate_page
 from edgepack.cli.pages.tune import tune_page
 from edgepack.deploy.answers import Answer, Status
 from edgepack.deploy.app_answers import AppAnswer
 from edgepack.deploy.conditions import Conditions
+from edgepack.deploy.deploy import deploy_bundle
+from edgepack.deploy.remote_tool import status
+from edgepack.device import LocalDevice
 from edgepack.fleet import Journal, Settings, Share, make_plan, roll_out
 from edgepack.fleet.report import FleetReport
 from edgepack.flow.average_precision import Guess, Thing, average_precision
@@ -32,6 +36,7 @@ from edgepack.flow.evaluate import Evaluation, Judged, Photo
 from edgepack.flow.evaluate_boxes import BoxEvaluation
 from tests import onnx_models, yolo_exports
 from tests.browser import Browse, browse, check_page
+from tests.fake_app import fake_bundle
 from tests.means import means_app
 from tests.scripted_fleet import FakeWork, Log, devices
 from tests.scripted_tool import APP, NEW, STATUS
@@ -212,6 +217,96 @@ def test_evaluate_boxes(browse: Browse) -> None:
         photos=60, reference=reference, on_device=device, labels=labels, device="pi"
     )
     check_page(browse, boxes_page(found), SHOTS, "evaluate-boxes")
+
+
+def fleet_page(folder: Path, count: int, error: str) -> str:
+    """Of a rollout in which each seventh device of the later waves fails, and which stops there."""
+    found = devices(count, boards=("rasp3b", "rk3399"))
+    broken = {device.name for device in found[20::7]}
+    work = FakeWork(broken=broken, error=RemoteError(error, hint=error))
+    settings = Settings(max_failures=Share(value=5), parallel=4)
+    plan = make_plan(found, settings)
+    with Journal(folder / "m.jsonl") as journal:
+        result = roll_out(plan, settings, work, Log(), journal=journal)
+        FleetReport(
+            fleet="shops", model="m", action="deploy", plan=plan, journal=journal,
+            wanted=work.wanted, result=result,
+        ).write_html(folder / "report.html")  # fmt: skip
+    return (folder / "report.html").read_text()
+
+
+def test_fleet(browse: Browse, tmp_path: Path) -> None:
+    made = fleet_page(tmp_path, 200, f"no space left on {LONG}")
+    check_page(browse, made, SHOTS, "fleet")
+
+
+USE = """<!DOCTYPE html><body><iframe width="900" height="900" srcdoc="{page}"></iframe><pre></pre>
+<script>
+onload = () => {{
+  const inside = document.querySelector("iframe").contentDocument;
+  const form = inside.querySelector(".filters"), body = inside.querySelector("tbody");
+  const rows = () => [...body.rows].filter((row) => row.getClientRects().length).map(
+    (row) => [...row.cells].map((cell) => cell.textContent));
+  const set = (tag, value) => {{
+    const field = form.querySelector(tag);
+    field.value = value;
+    field.dispatchEvent(new Event(tag === "input" ? "input" : "change"));
+    return [rows(), form.querySelector("output").textContent];
+  }};
+  const heads = [...inside.querySelectorAll("th")];
+  const click = (name) => {{
+    heads.find((one) => one.textContent === name).click();
+    return rows();
+  }};
+  const names = heads.map((one) => one.textContent);
+  const found = {{names, all: rows(), searched: set("input", "d00003"),
+    two: set("input", "RASP lan"), cleared: set("input", ""),
+    failed: set("select", "failed"), every: set("select", ""),
+    board: click("board"), back: click("board"), seconds: click("seconds"),
+    device: click("device")}};
+  document.querySelector("pre").textContent = "USED" + JSON.stringify(found);
+}};
+</script>"""
+
+
+def test_a_table_is_filtered_and_sorted(browse: Browse, tmp_path: Path) -> None:
+    made = fleet_page(tmp_path, 60, "it broke")
+    file = tmp_path / "use.html"
+    file.write_text(USE.format(page=html.escape(made)))
+    said = browse(file, "--dump-dom", "--virtual-time-budget=5000")
+    (text,) = re.findall(r"USED(\{.*\})</pre>", said, re.DOTALL)
+    found = json.loads(html.unescape(text))
+    at = {name: index for index, name in enumerate(found["names"])}
+
+    def column(rows: list[list[str]], name: str) -> list[str]:
+        return [row[at[name]] for row in rows]
+
+    assert len(found["all"]) == 60
+    assert (column(found["searched"][0], "device"), found["searched"][1]) == (["d00003"], "1 of 60")
+    assert set(column(found["two"][0], "board")) == {"rasp3b"}
+    assert len(found["two"][0]) == 30
+    assert len(found["cleared"][0]) == len(found["every"][0]) == 60
+    failed = [row for row in found["all"] if row[at["outcome"]] == "failed"]
+    assert found["failed"][0] == failed
+    assert len(failed) > 2
+    boards = column(found["board"], "board")
+    assert boards == sorted(boards)
+    assert column(found["back"], "board") == boards[::-1]
+    times = [float(time) for time in column(found["seconds"], "seconds") if time]
+    assert times == sorted(times)
+    assert all(column(found["seconds"], "seconds")[: len(times)])  # those that have none are last
+    assert column(found["device"], "device") == [f"d{n:05}" for n in range(1, 61)]
+
+
+def test_deploy(browse: Browse, tmp_path: Path) -> None:
+    """One release after another, on this machine."""
+    bundles = [fake_bundle(tmp_path / name, weights=name.encode() * 999) for name in "ab"]
+    device = LocalDevice(tmp_path)
+    for bundle in bundles:
+        report = deploy_bundle(bundle, device, "edgepack/tiny")
+    made = deploy_page(report, bundles[1], status(device, "edgepack/tiny"))
+    assert bundles[0].manifest.release in made
+    check_page(browse, made, SHOTS, "deploy")
 
 
 # What would run where text is taken for HTML: in each it tells so on the page itself.

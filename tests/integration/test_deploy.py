@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import threading
 import time
@@ -27,6 +28,7 @@ from edgepack.bundle.bundle import Bundle, open_bundle
 from edgepack.bundle.manifest import APP, DEVICE_TOOL, LIBRARY, PARAMS, Health
 from edgepack.bundle.signing import sign_folder
 from edgepack.cli import main
+from edgepack.cli.pages.deploy import deploy_page
 from edgepack.cli.report import deploy_lines
 from edgepack.deploy.deploy import (
     DeployOptions,
@@ -46,6 +48,7 @@ from edgepack.deploy.remote_tool import (
     SmokeTestError,
     call,
     prune,
+    status,
 )
 from edgepack.deploy.repair import repair
 from edgepack.device import LocalDevice
@@ -668,3 +671,23 @@ def without_times(status: dict[str, Any]) -> dict[str, Any]:
             (release.get("health") or {}).pop(key, None)
     (status.get("newest") or {}).pop("at", None)
     return status
+
+
+def test_the_page_says_what_changed(bundles: dict[str, Bundle], home: Path) -> None:
+    device = LocalDevice(home)
+    first = deploy_bundle(bundles["a"], device, ROOT)
+    made = deploy_page(first, bundles["a"], status(device, ROOT))
+    assert "There is none." in made
+    second = deploy_bundle(bundles["b"], device, ROOT)
+    made = deploy_page(second, bundles["b"], status(device, ROOT))
+    text = re.sub(r"<[^>]+>", " ", re.sub(r"<style>.*?</style>", "", made, flags=re.DOTALL))
+    words = " ".join(text.split())
+    # The answer comes first, then the release before beside this one.
+    assert words.index("smoke test passed: dog") < words.index("Since the release before")
+    assert f"release {first.release} {second.release}" in words
+    assert "one run 1.50 ms 1.50 ms" in words
+    assert "files of the model." in words
+    assert made.count("<details>") == 1
+    assert made.index("<details>") < made.index(PARAMS) < made.index("</details>")
+    digests = {bundles[name].manifest.model.sha256 for name in "ab"}
+    assert words.count("changed") == len(digests) - 1

@@ -6,17 +6,27 @@ from typing import TYPE_CHECKING
 
 from edgepack.base import page
 from edgepack.base.page import Html
-from edgepack.base.text import megabytes
+from edgepack.base.text import counted, megabytes, milliseconds
+from edgepack.cli.pages.run import answered_photo
 from edgepack.cli.pages.times import run_times
+from edgepack.deploy.app_answers import emulated_mark
 
 if TYPE_CHECKING:
     from edgepack.bundle.bundle import Bundle
+    from edgepack.deploy.answers import Release, Status
+    from edgepack.deploy.app_answers import AppAnswer
     from edgepack.deploy.deploy import Report
     from edgepack.device.facts import DeviceFacts
 
 
-def deploy_page(report: Report, bundle: Bundle) -> Html:
-    """What was deployed: the photo with its classes, times, memory, files, the device."""
+# What differs between releases of one model only if somebody wanted that.
+_TELLING = ("version", "model", "model's SHA-256", "board", "signer")
+
+
+def deploy_page(report: Report, bundle: Bundle, there: Status | None = None) -> Html:
+    """What the device sees, first of all; what changed since the release before, which `there`
+    tells; times, memory, the device, and the files.
+    """
     from edgepack.deploy.answers import Answer
     from edgepack.deploy.app_answers import AppAnswer
 
@@ -24,24 +34,97 @@ def deploy_page(report: Report, bundle: Bundle) -> Html:
     answer = AppAnswer.read(Answer(smoke.photo or smoke.golden, "smoke test"))
     answer = answer.on_emulator() if report.emulated else answer
     photo = bundle.golden_image
-    shown = page.picture(bundle.file(photo).read_bytes(), alt="the photo") if photo else Html()
+    files = page.table(
+        (
+            (name, entry.size, entry.sha256, "yes" if name in report.sent_files else "")
+            for name, entry in manifest.files.items()
+        ),
+        ("file", "bytes", "SHA-256", "sent"),
+    )
+    count = counted(len(manifest.files), "file")
     return page.page(
         f"{manifest.name} on {report.device}",
-        shown,
+        page.verdict(f"{report.outcome}, smoke test passed: {_seen(answer)}", ok=True),
+        answered_photo(answer, bundle.file(photo)) if photo else Html(),
         Html(report._repr_html_()),
+        page.section("Since the release before", _changes(report, there)),
         page.section("Smoke test", run_times(answer)),
         page.section("Device", _device(report.facts)),
-        page.section(
-            "Files",
-            page.table(
-                (
-                    (name, entry.size, entry.sha256, "yes" if name in report.sent_files else "")
-                    for name, entry in manifest.files.items()
-                ),
-                ("file", "bytes", "SHA-256", "sent"),
-            ),
-        ),
+        page.section("Files", page.folded(f"{count}, {megabytes(manifest.total_bytes)}", files)),
         page.section("Time of each phase, s", page.facts(report.seconds)),
+    )
+
+
+def _seen(answer: AppAnswer) -> str:
+    """What the model sees, in a few words."""
+    if answer.top:
+        best = answer.top[0]
+        return f"{best.label or f'class {best.index}'} {best.score:.4f}"
+    if answer.boxes is not None:
+        return counted(len(answer.boxes), "thing")
+    if answer.areas is not None:
+        return counted(len(answer.areas), "area")
+    return "the outputs are the reference's"
+
+
+def _changes(report: Report, there: Status | None) -> Html:
+    """The release now beside the one that a rollback would go to."""
+    now = there.current if there else None
+    before = there.previous if there else None
+    if now is None or now.release != report.release or before is None:
+        return page.paragraph(f"Release {report.previous}" if report.previous else "There is none.")
+    mark = emulated_mark(report.emulated)
+    rows: list[tuple[str, object, object]] = [
+        ("release", before.release, now.release),
+        ("version", before.version or None, now.version or None),
+        ("model", before.model, now.model),
+        ("model's SHA-256", before.model_sha256[:12], now.model_sha256[:12]),
+        ("board", before.board, now.board),
+        ("since", before.since, now.since),
+        ("by", before.by, now.by),
+        ("signer", before.signer or None, now.signer or None),
+        *zip(
+            ("one run", "peak memory", "max |error|"),
+            _tested(before, mark),
+            _tested(now, mark),
+            strict=True,
+        ),
+    ]
+    shown = [
+        (name, old, new, "" if old == new else _change(name, before, now))
+        for name, old, new in rows
+        if old is not None or new is not None
+    ]
+    groups = {"the model": ("model/",), "the app": ("bin/",)}
+    sent = {
+        name: [file for file in report.sent_files if file.startswith(begins)]
+        for name, begins in groups.items()
+    }
+    news = ", ".join(name for name, files in sent.items() if files)
+    return Html(
+        page.table(shown, ("", "before", "now", ""))
+        + page.paragraph(f"Sent, as it was not there: files of {news}." if news else "")
+    )
+
+
+def _change(name: str, before: Release, now: Release) -> str:
+    """In words: how much, of a time; else that it changed."""
+    times = [one.health.latency_ms if one.health else None for one in (before, now)]
+    if name == "one run" and times[0] and times[1]:
+        return f"{times[1] / times[0] - 1:+.1%}"
+    return "changed" if name in _TELLING else ""
+
+
+def _tested(release: Release, mark: str) -> tuple[str | None, str | None, str | None]:
+    """Latency, memory and error in a release's last test, as far as they are known."""
+    health = release.health
+    if health is None:
+        return None, None, None
+    latency, memory, error = health.latency_ms, health.max_rss_mb, health.max_abs_error
+    return (
+        None if latency is None else milliseconds(latency) + mark,
+        None if memory is None else f"{memory:.1f} MB{mark}",
+        None if error is None else f"{error:.2g}",
     )
 
 

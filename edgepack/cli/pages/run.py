@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def run_page(answer: AppAnswer, title: str, photo: Path | None) -> Html:
     """A photo with its boxes, points or classes, and what the run took."""
-    shown = _photo(answer, photo) if photo else Html()
+    shown = answered_photo(answer, photo) if photo else Html()
     classes = page.shares(
         (score.label or f"class {score.index}", max(score.score, 0.0), f"{score.score:.4f}")
         for score in answer.top
@@ -26,8 +26,8 @@ def run_page(answer: AppAnswer, title: str, photo: Path | None) -> Html:
     )
 
 
-def _photo(answer: AppAnswer, photo: Path) -> Html:
-    """As it is, or with what lies in it, turned as those coordinates are."""
+def answered_photo(answer: AppAnswer, photo: Path) -> Html:
+    """A photo as it is, or with what lies in it, turned as those coordinates are."""
     points = _points(answer.document)
     if answer.boxes is None and not points:
         return page.picture(photo.read_bytes(), alt=photo.name)
