@@ -624,6 +624,9 @@ def _of_bundles() -> dict[str, Any]:
         "boards": {"anyOf": [_list(board), board]},
         "board down": _object({"name": _TEXT, "running": {"type": "boolean"}}),
         "board ssh-config": _object({"name": _TEXT, "ssh_config": _TEXT}),
+        "report": _object(
+            {"path": _TEXT, "pages": _list(_object({"file": _TEXT, "kind": _TEXT, "at": _TEXT}))}
+        ),
         "schema": {"anyOf": [_object({"path": _TEXT}), _object({"title": _TEXT})]},
         "completion": _object({"shell": _TEXT, "script": _TEXT}),
         "--version": _object({"version": _TEXT}),

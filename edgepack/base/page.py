@@ -12,6 +12,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from html import escape
 from itertools import zip_longest
 from pathlib import Path
@@ -198,13 +199,15 @@ def embedded(*parts: Html) -> Html:
     return Html(f'<div class="edgepack">\n{style}\n{"".join(parts)}</div>\n')
 
 
-def page(title: str, *parts: Html) -> Html:
-    """A whole page."""
-    return Html("".join((head(title), *parts, PAGE_END)))
+def page(title: str, *parts: Html, kind: str = "") -> Html:
+    """A whole page, by the command `kind`."""
+    return Html("".join((head(title, kind=kind), *parts, PAGE_END)))
 
 
-def head(title: str, *, sorts: bool = False) -> Html:
+def head(title: str, *, kind: str = "", sorts: bool = False) -> Html:
     """How a page begins, its heading included; with `sorts` it has the script for a sortable table.
+
+    The command that writes it, and when, stand in its head, for `edgepack report`.
 
     That is all that a page runs: its policy names the script by its hash.
     """
@@ -212,7 +215,9 @@ def head(title: str, *, sorts: bool = False) -> Html:
     if sorts:
         digest = base64.b64encode(hashlib.sha256(_SORTING.encode()).digest()).decode()
         script, policy = f"<script>{_SORTING}</script>\n", f"script-src 'sha256-{digest}'; "
-    begin = _HEAD.format(title=text(title), style=_STYLE, policy=policy, script=script)
+    at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    mark = f'<meta name="edgepack-page" content="{text(kind)} {at}">\n' if kind else ""
+    begin = _HEAD.format(title=text(title), style=_STYLE, policy=policy, mark=mark, script=script)
     return Html(f"{begin}<h1>{text(title)}</h1>\n")
 
 
@@ -254,7 +259,7 @@ _HEAD = """<!DOCTYPE html>
 content="default-src 'none'; {policy}style-src 'unsafe-inline'; img-src data:; base-uri 'none'; \
 form-action 'none'">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
+{mark}<title>{title}</title>
 <style>{style}</style>
 {script}</head>
 <body>
@@ -361,9 +366,11 @@ svg polyline { fill: none; stroke-width: 2.5px; vector-effect: non-scaling-strok
 )
 _STYLE = f"""
 :root {{ color-scheme: light dark; --text: #222; --back: #fff; --weak: #666; --line: #ddd;
-  --bar: #3b7dd8; --good: #17692d; --bad: #a3160f; --badback: #fdecea; {_LIGHT} }}
+  --bar: #3b7dd8; --bar-text: #1d5bb0; --good: #17692d; --bad: #a3160f; --badback: #fdecea;
+  {_LIGHT} }}
 @media (prefers-color-scheme: dark) {{ :root {{ --text: #ddd; --back: #181818; --weak: #999;
-  --line: #444; --bar: #6ea3ea; --good: #7fd391; --bad: #ff9d94; --badback: #3a1b19;
+  --line: #444; --bar: #6ea3ea; --bar-text: #8ab8f5; --good: #7fd391; --bad: #ff9d94;
+  --badback: #3a1b19;
   {_DARK} }} }}
 body {{ font: 15px/1.45 system-ui, sans-serif; color: var(--text); background: var(--back);
   max-width: 75em; margin: 1.5em auto; padding: 0 1em }}
@@ -389,6 +396,8 @@ th[aria-sort=descending]::after {{ content: " ↓" }}
 .devices i {{ width: 12px; height: 12px; border-radius: 2px; background: var(--weak) }}
 .devices i.ok {{ background: var(--c2) }} .devices i.bad {{ background: var(--c4) }}
 .swatch {{ display: inline-block; width: 1em; height: 1em; border-radius: 2px }}
+article {{ border-top: 2px solid var(--line); margin-top: 2.5em }} h3 {{ font-size: 1.05em }}
+a {{ color: var(--bar-text) }}
 summary {{ cursor: pointer; margin: .8em 0; font-size: 1.05em }}
 .figures {{ display: grid; gap: 1em; align-items: start;
   grid-template-columns: repeat(auto-fill, minmax(min(17em, 100%), 1fr)) }}

@@ -38,6 +38,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "quantize": "convert a float model to 8-bit integers, calibrated on your photos",
         "tune": "find faster kernels for a model, on the device",
         "compile": "compile a model for a board's CPU",
+        "report": "write one page over all pages of a project",
         "package": "make a bundle, and a file that carries it",
         "sdk": "make a library for C, C++ and Python programs that run models themselves",
     },

@@ -12,7 +12,7 @@ from edgepack.cli.console import Console
 from edgepack.cli.options import MEASURING_S, add_device, add_release, open_release, positive
 from edgepack.cli.pages import add_html, check_html, save
 from edgepack.cli.pages.bench import bench_page
-from edgepack.cli.report import answer_lines, bench_lines, profile_lines
+from edgepack.cli.result_lines import answer_lines, bench_lines, profile_lines
 from edgepack.deploy import remote_tool
 from edgepack.deploy.answers import SenselessError
 from edgepack.deploy.app_answers import emulated_mark

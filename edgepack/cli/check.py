@@ -65,7 +65,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Print the classes; fail if the golden image is not what it should be."""
-    from edgepack.cli.report import result_lines, score_line
+    from edgepack.cli.result_lines import result_lines, score_line
     from edgepack.flow.check import check_project, check_rows
     from edgepack.flow.project import load_project
 

@@ -19,7 +19,7 @@ from edgepack.cli.console import Console
 from edgepack.cli.options import board_files, project_of, ssh_options
 from edgepack.cli.pages import check_html, save
 from edgepack.cli.pages.deploy import deploy_page
-from edgepack.cli.report import deploy_lines, dry_run_lines
+from edgepack.cli.result_lines import deploy_lines, dry_run_lines
 from edgepack.cli.transfer import deploy_options, refuse_job
 from edgepack.deploy import remote_service, remote_tool
 from edgepack.deploy.act import deploy_and_start, need_service_of

@@ -253,6 +253,7 @@ def _rows_page(found: RowEvaluation) -> page.Html:
         f"{counted(len(found.judged), 'row')}, here{where}",
         page.facts(said),
         page.section(title, page.table(rows[:_ON_PAGE], header), left) if rows else page.Html(),
+        kind="evaluate",
     )
 
 

@@ -47,6 +47,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "edgepack compile --explain --out compiled",
         "edgepack compile --precision float16 --board rasp5b --out compiled",
     ),
+    "report": (
+        "edgepack report",
+        "edgepack report check.html bench.html -o all.html",
+        "edgepack report build/pages --project models/edgepack.toml",
+    ),
     "quantize": (
         "edgepack quantize --images photos",
         "edgepack quantize model.onnx --images photos --judge others --out small.onnx",

@@ -1,284 +1,66 @@
-"""How results of edgepack-run and of a deploy are written for a person."""
+"""`edgepack report`: one page over all pages of a project."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+import argparse
+from pathlib import Path
 
-from edgepack.base.text import counted, megabytes, milliseconds, one_line
-from edgepack.cli.console import table
-from edgepack.deploy.answers import Answer, HealthOutcome, Release, Status
-from edgepack.deploy.app_answers import AppAnswer, Bench, Deviation, Profile, emulated_mark
-
-if TYPE_CHECKING:
-    from edgepack.deploy.deploy import Report
-    from edgepack.deploy.smoke import Smoke
-    from edgepack.device.facts import DeviceFacts
-    from edgepack.flow.dry_run import DryRun
-    from edgepack.model.sources import ModelSource
-    from edgepack.postprocess.results import Results
+from edgepack.base import page
+from edgepack.cli.console import Console
+from edgepack.cli.options import check_writable, project_file
+from edgepack.cli.pages.whole import KINDS, NoPageError, find_pages, read_page, whole_page
 
 
-def answer_lines(answer: AppAnswer) -> list[str]:
-    """What edgepack-run said of one image or input; the classes first, best first."""
-    lines = [score_line(one.score, one.index, one.label) for one in answer.top]
-    lines += box_lines(answer.boxes)
-    if answer.areas is not None:
-        lines += [
-            f"  {area.pixels:>8} pixels  {area.index:>4}  {area.label}".rstrip()
-            for area in answer.areas
-        ]
-        lines += ["  no areas"] * (not answer.areas)
-    times = [f"{name} {milliseconds(time)}" for name, time in answer.times_ms.items()]
-    mark = emulated_mark(answer.emulated)
-    if times:
-        threads = "?" if answer.threads is None else answer.threads
-        lines.append(f"time      {', '.join(times)}{mark}, {threads} threads")
-    if memory := answer.memory:
-        lines.append(
-            f"memory    peak {megabytes(memory.rss_peak_bytes)}{mark}, "
-            f"weights {megabytes(memory.params_bytes)}, "
-            f"activations {megabytes(memory.arena_bytes)}"
-        )
-    if answer.ran_on:
-        lines.append(f"ran on    {answer.ran_on}")
-    if answer.expected:
-        lines.append(error_line(answer.expected))
-    return lines
-
-
-class _Box(Protocol):
-    @property
-    def score(self) -> float: ...
-    @property
-    def index(self) -> int: ...
-    @property
-    def label(self) -> str: ...
-    @property
-    def box(self) -> tuple[float, ...]: ...
-
-
-def box_lines(boxes: Sequence[_Box] | None) -> list[str]:
-    """Things and where they are; None: boxes were not asked for."""
-    if boxes is None:
-        return []
-    lines = []
-    for one in boxes:
-        left, top, right, bottom = one.box
-        where = f"at {left:.1f},{top:.1f} to {right:.1f},{bottom:.1f}"
-        lines.append(f"{score_line(one.score, one.index, one.label)}  {where}")
-    return lines or ["  no boxes"]
-
-
-_SHOWN_VALUES = 8
-
-
-def result_lines(found: Results) -> list[str]:
-    """What is seen beside classes: boxes, key points, areas, text, or numbers."""
-    lines = box_lines(found.boxes)
-    for mark in found.keypoints or ():
-        x, y = mark.point
-        lines.append(f"{score_line(mark.score, mark.index, mark.label)}  at {x:.1f},{y:.1f}")
-    if found.mask is not None:
-        height, width = found.mask.size
-        for area in found.mask.areas:
-            share = area.pixels / (height * width)
-            lines.append(f"  {share:8.2%}  {area.index:>4}  {area.label}".rstrip())
-        lines += ["  no areas"] * (not found.mask.areas)
-    if found.text is not None:
-        lines.append(f"  {found.text.score:8.4f}  {found.text.text}")
-    for tensor in found.tensors or ():
-        first = ", ".join(f"{value:.6g}" for value in tensor.values[:_SHOWN_VALUES])
-        more = ", ..." if len(tensor.values) > _SHOWN_VALUES else ""
-        lines.append(f"  {tensor.name}: {first}{more}")
-    return lines
-
-
-def score_line(score: float, index: int, label: str) -> str:
-    """One class and its score."""
-    return f"  {score:8.4f}  {index:>4}  {label}".rstrip()
-
-
-def error_line(expected: Deviation) -> str:
-    """How far the outputs are from the reference."""
-    error, reference = expected.max_abs_error, expected.max_abs_reference
-    if error is None:
-        return "accuracy  the outputs are not numbers"
-    ratio = error / reference if reference else error
-    return (
-        f"accuracy  max |error| {error:.2g}, {ratio:.1e} of the reference's largest value "
-        f"(limit {expected.tolerance:.0e})"
+def add(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument(
+        "pages",
+        nargs="*",
+        type=Path,
+        metavar="PAGE",
+        help="pages that --html wrote, or folders with some (default: the project's folder)",
     )
-
-
-def bench_lines(bench: Bench) -> list[str]:
-    """Statistics of repeated runs, in milliseconds."""
-    mark = emulated_mark(bench.emulated)
-    return [
-        f"runs      {bench.runs} after {bench.warmup} warm-up",
-        f"mean      {bench.mean_ms:.2f} ms{mark}, std {bench.std_ms:.2f}",
-        f"p50/90/99 {bench.p50_ms:.2f} / {bench.p90_ms:.2f} / {bench.p99_ms:.2f} ms{mark}",
-        f"min, max  {bench.min_ms:.2f}, {bench.max_ms:.2f} ms{mark}",
-    ]
-
-
-def profile_lines(profile: Profile) -> list[str]:
-    """A table of kernel calls; layers that have no name in the model go by their kernel's."""
-    mark = emulated_mark(profile.emulated)
-    rows = [
-        (
-            layer.layer or layer.kernel,
-            layer.operator,
-            f"{layer.ms:.3f}",
-            f"{layer.share:.1%}",
-            "-" if layer.gflops is None else f"{layer.gflops:.2f}",
-        )
-        for layer in profile.layers
-    ]
-    return [
-        table(rows, ("LAYER", "OPERATOR", f"MS{mark.upper()}", "SHARE", "GFLOP/S")),
-        "",
-        f"medians of {profile.runs} runs; reading the clock adds "
-        f"{profile.overhead_ms:.3f} ms{mark} to a run",
-    ]
-
-
-def deploy_lines(report: Report, name: str) -> list[str]:
-    """What a deploy did, and what the smoke test gave."""
-    sent = report.sent_text()
-    if report.outcome == "deployed":
-        sent += f"; {counted(len(report.reused_files), 'file')} reused"
-    if report.copied_bytes:
-        sent += f", {megabytes(report.copied_bytes)} copied from files there"
-    if report.links > 1:
-        sent += f" ({report.links} connections)"
-    lines = [
-        f"{name} on {report.device}: {report.outcome}, release {report.release}"
-        + (f", version {report.version}" if report.version else ""),
-        f"where     {report.root}/current",
-        f"sent      {sent}",
-    ]
-    if report.signer:
-        lines.append(f"signer    {report.signer}")
-    if report.pinned:
-        lines.append(f"trust     from now on only what {report.pinned} signed")
-    if report.same_version:
-        lines.append(f"version   release {report.same_version}, which was there, has the same one")
-    if report.previous:
-        lines.append(f"before    release {report.previous}")
-    return [
-        *lines,
-        *smoke_lines(report.smoke, fresh=report.smoke_fresh, emulated=report.emulated),
-    ]
-
-
-def dry_run_lines(found: DryRun) -> list[str]:
-    """What the device is, what is there and what is missing, and the plan if it is known."""
-    lines = [f"device    {line}" for line in _facts(found.facts)]
-    lines += [
-        f"gate      refuses it: {problem.file} {problem.text} ({problem.hint})"
-        for problem in found.problems
-    ]
-    if found.facts is not None:
-        lines += [f"gate      lets programs for {found.board} pass"] * (not found.problems)
-        lines.append(f"current   {found.current or 'nothing'}")
-    for part in found.parts:
-        size = megabytes(part.size_bytes)
-        lines.append(
-            f"build     {part.name}: "
-            + (f"in the cache, {size}" if part.cached else f"to be built, about {size}")
-        )
-    if found.plan is not None:
-        return lines + found.plan.lines()
-    if not found.problems:
-        lines.append(
-            f"send      at most about {megabytes(found.size_bytes)}; the exact size is known "
-            "after a build (`edgepack package`, then --bundle)"
-        )
-    return lines
-
-
-def _facts(facts: DeviceFacts | None) -> list[str]:
-    if facts is None:
-        return ["does not run; a deploy starts it"]
-    libc = f"glibc {facts.glibc}" if facts.glibc else f"C library: {facts.libc}"
-    return [
-        one_line(
-            f"{facts.model or facts.hostname}: {facts.os}, {facts.system} {facts.kernel} on "
-            f"{facts.machine}, {libc}"
-        ),
-        f"{facts.cores} cores, {megabytes(facts.memory_available_bytes)} of "
-        f"{megabytes(facts.memory_bytes)} memory free, "
-        f"{megabytes(facts.free_disk_bytes)} of disk free, logged in as {one_line(facts.user)}",
-    ]
-
-
-def status_lines(
-    status: Status, where: str, *, emulated: bool = False, source: ModelSource | None = None
-) -> list[str]:
-    """What runs on a device, since when, by whom, and how it does (`edgepack-device status`)."""
-    current = status.current
-    lines = [f"{current.name if current else 'nothing'} in {where}:"]
-    if current:
-        lines += [
-            f"current   {_release(current)}, for {current.board}",
-            f"model     {current.model}, sha256 {current.model_sha256}",
-            *([f"source    {one_line(source, limit=_COMPARED_LETTERS)}"] if source else []),
-            f"since     {current.since} by {current.by}",
-            f"signer    {current.signer or 'none'}",
-            f"compared  {one_line(current.compared or 'not recorded', limit=_COMPARED_LETTERS)}",
-            "tested    " + (_health(current.health, emulated) if current.health else "no"),
-        ]
-    if status.previous:
-        lines.append(f"previous  {_release(status.previous)}")
-    lines.append(
-        f"stored    {counted(status.releases, 'release')}, "
-        f"{megabytes(status.store_bytes)} in {counted(status.blobs, 'file')}"
+    parser.add_argument("--project", type=Path, metavar="FILE", help="default: edgepack.toml")
+    parser.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="default: report.html in the project's folder",
     )
-    if status.newest:
-        lines.append(f"newest    {status.newest}")
-    if status.signers:
-        lines.append(f"trusts    {', '.join(status.signers)}")
-    if status.pending:
-        lines.append(f"pending   release {status.pending} is being tested")
-    if status.lock:
-        lines.append(f"locked    by {status.lock.by} since {status.lock.since}")
-    return lines
+    parser.set_defaults(run=run, model=None)
 
 
-# Of the list of inputs that a model was compared on; the JSON has all of it.
-_COMPARED_LETTERS = 200
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Write the page."""
+    from edgepack.flow.project import load_project
 
-
-def _release(release: Release) -> str:
-    return f"release {release.release}" + (
-        f", version {release.version}" if release.version else ""
+    file = project_file(args)
+    folder = file.parent if file is not None else Path()
+    out: Path = args.out or folder / "report.html"
+    check_writable(out.parent, "--out")
+    found = []
+    for path in args.pages or [folder]:
+        found += find_pages(path) if path.is_dir() else [read_page(path)]
+    if not found:
+        where = ", ".join(map(str, args.pages or [folder]))
+        raise NoPageError(
+            f"no pages that edgepack wrote in {where}",
+            hint="`edgepack check --html check.html` writes one; so do " + ", ".join(KINDS[1:]),
+        )
+    project = load_project(file) if file is not None else None
+    said = (
+        {}
+        if project is None
+        else {"project": project.name, "model": project.model.name, "board": project.board}
     )
-
-
-def _health(health: HealthOutcome, emulated: bool) -> str:
-    mark = emulated_mark(emulated)
-    parts = [health.outcome]
-    if health.latency_ms is not None:
-        parts.append(milliseconds(health.latency_ms) + mark)
-    if health.max_abs_error is not None:
-        parts.append(f"max |error| {health.max_abs_error:.2g}")
-    if health.max_rss_mb is not None:
-        parts.append(f"{health.max_rss_mb:.1f} MB{mark}")
-    return f"{', '.join(parts)}, at {health.at}"
-
-
-def smoke_lines(smoke: Smoke, *, fresh: bool, emulated: bool = False) -> list[str]:
-    """The smoke test: the photo's classes, the time, the error against the reference."""
-    title = "smoke test passed" if fresh else "smoke test passed when it was deployed"
-    answer = replace(
-        AppAnswer.read(Answer(smoke.photo or smoke.golden, "smoke test")),
-        emulated=emulated,
-        expected=Deviation(
-            max_abs_error=smoke.max_abs_error,
-            max_abs_reference=smoke.max_abs_reference,
-            tolerance=smoke.tolerance,
-        ),
+    title = f"{project.name}: report" if project is not None else "Report"
+    page.write_page(out, whole_page(found, title, said))
+    console.data(
+        {
+            "path": str(out),
+            "pages": [{"file": str(one.file), "kind": one.kind, "at": one.at} for one in found],
+        },
+        f"{out}: {', '.join(one.kind for one in found)}",
     )
-    return [f"{title}:", *answer_lines(answer)]
+    return 0

@@ -10,7 +10,7 @@ from edgepack.cli.console import Console
 from edgepack.cli.options import MEASURING_S, add_device, add_release, check_writable, open_release
 from edgepack.cli.pages import add_html, check_html, save
 from edgepack.cli.pages.run import run_page
-from edgepack.cli.report import answer_lines
+from edgepack.cli.result_lines import answer_lines
 from edgepack.deploy.remote_app import TENSORS, RunRequest, ask_app
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from edgepack.base.errors import NothingThereError
 from edgepack.cli.console import Console
 from edgepack.cli.options import ASKING_S, add_device, add_release, open_release
-from edgepack.cli.report import status_lines
+from edgepack.cli.result_lines import status_lines
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -139,6 +139,7 @@ class FleetReport:
         outcomes = summary["outcomes"]
         yield page.head(
             f"{summary['model']} to {summary['fleet']}: {summary['action']} {summary['status']}",
+            kind="fleet",
             sorts=True,
         )
         done = f"{summary['devices_ok']} of {counted(summary['devices_total'], 'device')} done"

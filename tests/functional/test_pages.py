@@ -309,6 +309,14 @@ def test_deploy(browse: Browse, tmp_path: Path) -> None:
     check_page(browse, made, SHOTS, "deploy")
 
 
+def test_report(browse: Browse, detector: Path) -> None:
+    assert main(["check", "--image", "photo.png", "--html", "check.html"]) == 0
+    assert main(["compile", "--board", "rasp3b", "-o", "out", "--html", "compile.html"]) == 0
+    fleet_page(detector, 30, "it broke")
+    assert main(["report", "-o", "all.html"]) == 0
+    check_page(browse, (detector / "all.html").read_text(), SHOTS, "report")
+
+
 # What would run where text is taken for HTML: in each it tells so on the page itself.
 FELL = "document.documentElement.dataset.fell = 1"
 HOSTILE = (

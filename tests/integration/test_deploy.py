@@ -29,7 +29,7 @@ from edgepack.bundle.manifest import APP, DEVICE_TOOL, LIBRARY, PARAMS, Health
 from edgepack.bundle.signing import sign_folder
 from edgepack.cli import main
 from edgepack.cli.pages.deploy import deploy_page
-from edgepack.cli.report import deploy_lines
+from edgepack.cli.result_lines import deploy_lines
 from edgepack.deploy.deploy import (
     DeployOptions,
     Report,

@@ -12,7 +12,7 @@ import pytest
 
 from edgepack.base.text import milliseconds
 from edgepack.cli.pages.bench import bench_page
-from edgepack.cli.report import answer_lines, bench_lines, profile_lines
+from edgepack.cli.result_lines import answer_lines, bench_lines, profile_lines
 from edgepack.cli.tune import _lines as tuned_lines
 from edgepack.deploy.app_answers import AppAnswer
 from edgepack.deploy.duel import duel

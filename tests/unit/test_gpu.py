@@ -12,7 +12,7 @@ import pytest
 
 from edgepack.base.errors import ConfigError
 from edgepack.boards import load_boards
-from edgepack.cli.report import answer_lines
+from edgepack.cli.result_lines import answer_lines
 from edgepack.compiler.backend.plan import Call, PlacedTensor, Plan, PlanBlock, StatePlace
 from edgepack.compiler.gpu.dialect import whole_text, with_offsets
 from edgepack.compiler.gpu.epilogue import number, statements

@@ -14,7 +14,13 @@ import pytest
 from edgepack.base.errors import EdgepackError, RemoteError
 from edgepack.cli.console import Console
 from edgepack.cli.fleet_run import Rollout, carry_out
-from edgepack.cli.report import answer_lines, bench_lines, profile_lines, smoke_lines, status_lines
+from edgepack.cli.result_lines import (
+    answer_lines,
+    bench_lines,
+    profile_lines,
+    smoke_lines,
+    status_lines,
+)
 from edgepack.deploy import remote_service, remote_tool
 from edgepack.deploy.answers import MAX_DEPTH, MAX_VALUES, SenselessError, parse_object
 from edgepack.deploy.remote_app import RunRequest, ask_app

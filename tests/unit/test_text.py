@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from edgepack.base.text import MAX_NAME, megabytes, message, one_line, printable
-from edgepack.cli import report, status
+from edgepack.cli import result_lines, status
 from edgepack.cli.console import Console, table
 from edgepack.deploy import remote_tool
 from edgepack.deploy.answers import Status, read_object
@@ -95,7 +95,7 @@ def test_sizes_have_one_unit() -> None:
 def test_status_says_what_was_compared(compared: dict[str, list[str]] | None, text: str) -> None:
     document = {**STATUS, "current": {**RELEASE, "compared": compared}}
     answer = Status.read(read_object(json.dumps(document), "board"))
-    assert f"compared  {text}" in report.status_lines(answer, "r on board")
+    assert f"compared  {text}" in result_lines.status_lines(answer, "r on board")
 
 
 def test_status_of_a_device_that_writes_to_terminals(
@@ -105,7 +105,7 @@ def test_status_of_a_device_that_writes_to_terminals(
     named["compared"] = {"emulated": [NASTY] * 1000, "local": [NASTY]}
     text = json.dumps({**STATUS, "current": named, "signers": [NASTY]})
     answer = Status.read(read_object(text, "board"))
-    shown = "\n".join(report.status_lines(answer, "r on board"))
+    shown = "\n".join(result_lines.status_lines(answer, "r on board"))
     assert all(character.isprintable() or character == "\n" for character in shown)
     assert len(shown) < 3000
     # A line that it makes up is none.

@@ -53,7 +53,8 @@ def bench_page(
     parts.append(page.section("One frame", charts.stacked(frame, title="parts of a frame")))
     if answer.profile is not None:
         parts.append(page.section("Layers by time", Html(answer.profile._repr_html_())))
-    return page.page(title, *parts, page.section("One run", run_times(answer)))
+    parts.append(page.section("One run", run_times(answer)))
+    return page.page(title, *parts, kind="bench")
 
 
 def _circumstances(

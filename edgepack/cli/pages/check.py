@@ -25,7 +25,7 @@ _CLIPPED = 0.01
 
 def check_page(checked: Checked, name: str, model: str) -> Iterator[Html]:
     """The verdict, and each photo: what the model sees in it, and what it was given of it."""
-    yield page.head(f"{name}: what the reference sees")
+    yield page.head(f"{name}: what the reference sees", kind="check")
     yield _verdict(checked)
     yield page.facts(
         {

@@ -47,4 +47,5 @@ def compare_page(found: Compared, title: str) -> Html:
             }
         ),
         page.section("Layers", page.table_head(header, numbers), *rows, page.TABLE_END),
+        kind="compare",
     )

@@ -47,6 +47,7 @@ def compile_page(compiled: CompiledModel, title: str, board: Board) -> Html:
             "Files",
             page.table(((path.name, path.stat().st_size) for path in files), ("file", "bytes")),
         ),
+        kind="compile",
     )
 
 

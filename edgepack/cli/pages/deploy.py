@@ -52,6 +52,7 @@ def deploy_page(report: Report, bundle: Bundle, there: Status | None = None) -> 
         page.section("Device", _device(report.facts)),
         page.section("Files", page.folded(f"{count}, {megabytes(manifest.total_bytes)}", files)),
         page.section("Time of each phase, s", page.facts(report.seconds)),
+        kind="deploy",
     )
 
 

@@ -57,6 +57,7 @@ def evaluate_page(found: Evaluation) -> Html:
         page.section("Accuracy of each class", _classes(found, sides)),
         page.section("Confusion", *_confusion(found)),
         *photos,
+        kind="evaluate",
     )
 
 
@@ -153,6 +154,7 @@ def boxes_page(found: BoxEvaluation) -> Html:
         page.facts(said),
         page.section("Precision over recall", *_curves(found, sides)),
         page.section("Classes", page.table(rows, header, numbers)),
+        kind="evaluate",
     )
 
 

@@ -39,6 +39,7 @@ def quantize_page(found: Result, title: str) -> Html:
         else Html(),
         page.section("Error of each layer", *_errors(found)),
         page.section("Ranges", *_ranges(found)),
+        kind="quantize",
     )
 
 

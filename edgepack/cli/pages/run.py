@@ -22,7 +22,10 @@ def run_page(answer: AppAnswer, title: str, photo: Path | None) -> Html:
         for score in answer.top
     )
     return page.page(
-        title, page.section("Result", shown, classes), page.section("Run", run_times(answer))
+        title,
+        page.section("Result", shown, classes),
+        page.section("Run", run_times(answer)),
+        kind="run",
     )
 
 

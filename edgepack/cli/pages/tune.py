@@ -72,7 +72,7 @@ def tune_page(found: Tuned, own: Path, title: str, *, estimated: bool, mark: str
                 page.table(rows, header, (False, False, True, True, True, True)),
             )
         )
-    return page.page(title, *parts)
+    return page.page(title, *parts, kind="tune")
 
 
 def _gain(item: tuple[str, Trial]) -> float:
