@@ -6,15 +6,22 @@ import argparse
 import re
 import statistics
 from dataclasses import asdict, replace
+from pathlib import Path
 
 from edgepack.base.errors import UsageError
 from edgepack.cli.console import Console
-from edgepack.cli.options import MEASURING_S, add_device, add_release, open_release, positive
+from edgepack.cli.options import (
+    MEASURING_S,
+    add_device,
+    add_release,
+    open_release,
+    positive,
+)
 from edgepack.cli.pages import add_html, check_html, save
 from edgepack.cli.pages.bench import bench_page
 from edgepack.cli.result_lines import answer_lines, bench_lines, profile_lines
 from edgepack.deploy import remote_tool
-from edgepack.deploy.answers import SenselessError
+from edgepack.deploy.answers import Release, SenselessError
 from edgepack.deploy.app_answers import emulated_mark
 from edgepack.deploy.conditions import Conditions, read_conditions
 from edgepack.deploy.duel import Duel, duel
@@ -63,6 +70,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
         answer = ask_app(device, root, RunRequest(golden=True, options=tuple(options)))
         after = read_conditions(device)
         release = remote_tool.status(device, root).current if args.html else None
+        photo = _photo_of(args, release)
+        frame = ask_app(device, root, RunRequest(image=photo)) if photo else None
     finally:
         device.close()
     if answer.bench is None or (args.profile and answer.profile is None):
@@ -72,11 +81,25 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if answer.profile:
         lines += ["", *profile_lines(answer.profile)]
     title = f"{root} on {device.name}"
-    made = bench_page(answer, title, release=release, conditions=(before, after))
+    made = bench_page(answer, title, release=release, conditions=(before, after), frame=frame)
     save(args, console, made)
     conditions = {"before": asdict(before), "after": asdict(after)}
     console.data({**answer.to_dict(), "conditions": conditions}, "\n".join(lines))
     return 0
+
+
+def _photo_of(args: argparse.Namespace, release: Release | None) -> Path | None:
+    """The photo of the release's own project, for the page: the golden input needs no decoding."""
+    from edgepack.flow.project import PROJECT_FILE, load_project
+
+    # As in `open_release`: what names a release does not ask the folder that one is in.
+    file = args.project or (None if args.name or args.root else Path(PROJECT_FILE))
+    if release is None or file is None or not args.html:
+        return None
+    project = load_project(file)
+    photo = project.golden_image
+    is_its_own = project.name == release.name and project.preprocess is not None
+    return photo if is_its_own and photo is not None and photo.is_file() else None
 
 
 def _compare(args: argparse.Namespace, options: list[str], console: Console) -> int:

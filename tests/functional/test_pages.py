@@ -20,9 +20,12 @@ from edgepack.base import charts, page
 from edgepack.base.errors import RemoteError
 from edgepack.cli import main
 from edgepack.cli.pages.bench import bench_page
+from edgepack.cli.pages.compare import compare_page
 from edgepack.cli.pages.deploy import deploy_page
 from edgepack.cli.pages.evaluate import boxes_page, evaluate_page
+from edgepack.cli.pages.run import run_page
 from edgepack.cli.pages.tune import tune_page
+from edgepack.cli.pages.whole import read_page, whole_page
 from edgepack.deploy.answers import Answer, Status
 from edgepack.deploy.app_answers import AppAnswer
 from edgepack.deploy.conditions import Conditions
@@ -32,6 +35,7 @@ from edgepack.device import LocalDevice
 from edgepack.fleet import Journal, Settings, Share, make_plan, roll_out
 from edgepack.fleet.report import FleetReport
 from edgepack.flow.average_precision import Guess, Thing, average_precision
+from edgepack.flow.compare import Compared, LayerError
 from edgepack.flow.evaluate import Evaluation, Judged, Photo
 from edgepack.flow.evaluate_boxes import BoxEvaluation
 from tests import onnx_models, yolo_exports
@@ -309,6 +313,29 @@ def test_deploy(browse: Browse, tmp_path: Path) -> None:
     check_page(browse, made, SHOTS, "deploy")
 
 
+def test_run(browse: Browse, tmp_path: Path) -> None:
+    (tmp_path / "photo.png").write_bytes(PHOTO)
+    boxes = [{"index": 1, "label": LONG, "score": 0.5, "box": [2.0, 3.0, 50.0, 30.0]}]
+    said = {**APP, "decode_ms": 2.0, "boxes": boxes}
+    made = run_page(AppAnswer.read(Answer(said, "app")), "m on pi", tmp_path / "photo.png")
+    check_page(browse, made, SHOTS, "run")
+
+
+def test_compare(browse: Browse) -> None:
+    layers = tuple(
+        LayerError(
+            call=number, layer=LONG if number == 2 else f"layer {number}", operator="Conv",
+            rule="conv", value=f"v{number}", shape=(1, 64, 112, 112), max_abs_error=0.01 * number,
+            max_abs_reference=2.0, ok=number < 5,
+        )
+        for number in range(1, 9)
+    )  # fmt: skip
+    found = Compared(
+        board="rasp3b", cpu="cortex-a53", same_plan=True, calls=9, tolerance=0.01, layers=layers
+    )
+    check_page(browse, compare_page(found, "m on pi"), SHOTS, "compare")
+
+
 def test_report(browse: Browse, detector: Path) -> None:
     assert main(["check", "--image", "photo.png", "--html", "check.html"]) == 0
     assert main(["compile", "--board", "rasp3b", "-o", "out", "--html", "compile.html"]) == 0
@@ -342,6 +369,15 @@ def test_hostile_names_are_text(browse: Browse, tmp_path: Path) -> None:
         page.picture(PHOTO, alt=name),
         charts.marked_picture(PHOTO, 60, 40, [((5, 5, 50, 30), name)], [], alt=name),
         page.embedded(page.shares([(name, 1.0, name)])),
+        page.verdict(name, ok=False),
+        page.folded(name, page.figures([(page.picture(PHOTO, alt=name), name)])),
+        page.filters(name, HOSTILE),
+        charts.dots([1.0, 2.0], unit=name, title=name, lines={name: 1.5}),
+        charts.curves({name: [(0, 0), (1, 1)], "b": []}, title=name, x=(0, 1), y=(0, 1)),
+        charts.stacked([(name, 1.0, name), ("b", 1.0, name)], title=name),
+        charts.rectangles([(0, 0, 1, 1, 0, name)], x=1, y=1, title=name),
+        charts.matrix([[1, 2], [0, 3]], [name, "b"], corner=name),
+        kind="check",
     )
     work = FakeWork(broken={"d00001", "d00004"}, error=RemoteError(name, hint=name))
     found = devices(6)  # safe names all of them: others are refused before (safe_names.py)
@@ -366,6 +402,10 @@ def test_hostile_names_are_text(browse: Browse, tmp_path: Path) -> None:
         assert fell(tmp_path / "raw.html") or "srcdoc" in one or "-->" in one or "</title>" in one
     assert not fell(tmp_path / "page.html")
     assert not fell(tmp_path / "report.html")
+    # And so is the page of both.
+    pages = [read_page(tmp_path / file) for file in ("page.html", "report.html")]
+    (tmp_path / "whole.html").write_text("".join(whole_page(pages, name, {name: name})))
+    assert not fell(tmp_path / "whole.html")
     assert "d00004" in (tmp_path / "report.html").read_text()
 
 

@@ -9,8 +9,11 @@ import pytest
 
 from edgepack.base.intervals import interval, median_interval, share_interval
 from edgepack.cli import main
+from edgepack.deploy.answers import Answer
+from edgepack.deploy.app_answers import AppAnswer
 from edgepack.deploy.conditions import Conditions, parse_conditions
 from edgepack.deploy.duel import ROUNDS, duel
+from edgepack.deploy.remote_app import RunRequest
 from tests.scripted_tool import ANSWERS, ScriptedDevice
 
 # A Raspberry Pi 3B that is too warm: bit 2 is throttled now, bit 18 that it was.
@@ -149,6 +152,29 @@ def test_the_page_of_a_bench_says_of_what_and_how_warm(
     assert "°C" in conditions
     assert f"{ANSWERS['status']['current']['release']}, of m.onnx" in made
     assert made.count("<circle") == len(ANSWERS["run"]["bench"]["times_ms"])
+    # With the project at hand, its photo is one frame: decoding and all.
+    monkeypatch.chdir(tmp_path)
+    Path("photo.png").write_bytes(b"photo")
+    Path("edgepack.toml").write_text(
+        '[project]\nname = "m"\nmodel = "m.onnx"\ngolden_image = "photo.png"\n'
+        'board = "rasp3b"\ndevice = "pi@nowhere"\n[preprocess]\n'
+    )
+    Path("m.onnx").write_bytes(b"")
+    asked: list[RunRequest] = []
+
+    def ask(_device: Any, _root: str, request: RunRequest) -> AppAnswer:
+        asked.append(request)
+        times = {"decode_ms": 4.0, "preprocess_ms": 2.0} if request.image else {}
+        return AppAnswer.read(Answer({**ANSWERS["run"], **times}, "app"))
+
+    monkeypatch.setattr("edgepack.cli.bench.ask_app", ask)
+    assert main(["bench", "--html", str(file)]) == 0
+    assert [one.image and one.image.name for one in asked] == [None, "photo.png"]
+    bar = file.read_text().partition("parts of a frame")[2]
+    widths = [float(width) for width in re.findall(r'width="([\d.]+)"', bar)[:3]]
+    assert [width / sum(widths) for width in widths] == pytest.approx(
+        [4 / 7.5, 2 / 7.5, 1.5 / 7.5], abs=1e-3
+    )
     pi.commands.clear()
-    assert main(["bench", "--name", "m", "--device", "pi@nowhere"]) == 0
+    assert main(["bench"]) == 0
     assert not any("status" in command for command in pi.commands)

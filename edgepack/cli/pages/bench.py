@@ -27,9 +27,12 @@ def bench_page(
     *,
     release: Release | None = None,
     conditions: tuple[Conditions, Conditions] | None = None,
+    frame: AppAnswer | None = None,
 ) -> Html:
     """Each run's latency in order, their percentiles, the parts of a frame, layers, memory; of
     which release, when, and what the device's clock and temperature were before and after.
+
+    `frame` is the answer to a photo, of which the golden input's has no decoding.
     """
     from edgepack.deploy.app_answers import emulated_mark
 
@@ -45,12 +48,12 @@ def bench_page(
         parts.append(
             page.section("Latency", Html(bench._repr_html_()), _drift(bench.times_ms, mark))
         )
-    frame = [
+    steps = [
         (name, time, milliseconds(time) + mark)
-        for name, time in answer.times_ms.items()
+        for name, time in (frame or answer).times_ms.items()
         if name != _ONCE
     ]
-    parts.append(page.section("One frame", charts.stacked(frame, title="parts of a frame")))
+    parts.append(page.section("One frame", charts.stacked(steps, title="parts of a frame")))
     if answer.profile is not None:
         parts.append(page.section("Layers by time", Html(answer.profile._repr_html_())))
     parts.append(page.section("One run", run_times(answer)))
