@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -42,6 +43,14 @@ def encodable(text: str) -> str:
 def _one_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that runs in this process with --cache-dir leaves it set: for this test alone."""
     monkeypatch.setattr(paths, "_cache_dir", paths._cache_dir)
+
+
+@pytest.fixture(autouse=True)
+def _no_ansible(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inventories are read here as without Ansible, where it is installed, too: but where a test
+    wants it."""
+    if shutil.which("ansible-inventory") and "ansible" not in request.fixturenames:
+        monkeypatch.setattr("edgepack.fleet.ansible.find_ansible", lambda: None)
 
 
 @pytest.fixture(scope="session")

@@ -52,21 +52,18 @@ _WORDS = (
 _INI = b"""[shops]
 one ansible_host=10.0.0.1 ansible_user=pi edgepack_board=rasp3b
 two[01:03].example ansible_port=2222
-[shops:vars]
-edgepack_labels={"city": "Bern"}
-[all:children]
-shops
+[more]
+one edgepack_labels='{"city": "Bern"}'
 """
 _YAML = b"""all:
-  children:
-    shops: &shops
-      hosts:
-        one: {ansible_host: 10.0.0.1, ansible_user: pi}
-        two.example:
-          ansible_port: 2222
-      vars: {edgepack_board: rasp3b}
-    more:
-      <<: *shops
+  hosts: &hosts
+    one: {ansible_host: 10.0.0.1, ansible_user: pi}
+    two.example:
+      ansible_port: 2222
+      edgepack_board: rasp3b
+more:
+  hosts:
+    <<: *hosts
 """
 _JSON = b"""{"shops": {"hosts": ["one"], "vars": {"edgepack_board": "rasp3b"}},
 "_meta": {"hostvars": {"one": {"ansible_host": "10.0.0.1"}}}}"""

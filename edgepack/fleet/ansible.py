@@ -1,10 +1,12 @@
-"""Ansible's inventories: INI, YAML, what `ansible-inventory --list` prints, and programs that do.
+"""Ansible's inventories: what `ansible-inventory --list` prints, or a program that does.
 
-Read are the connection variables (`ansible_host`, `ansible_port`, `ansible_user`,
+Of any other file Ansible itself is asked where it is installed. Without it a plain list is read: an
+INI or YAML file of groups and hosts, each with its own variables.
+
+Taken are the connection variables (`ansible_host`, `ansible_port`, `ansible_user`,
 `ansible_ssh_private_key_file`, ProxyJump and the like in `ansible_ssh_common_args`) and our own:
-`edgepack_board`, `edgepack_root`, `edgepack_limit_rate`, `edgepack_labels`. group_vars/ and
-host_vars/ beside the file count, too. Everything else is for Ansible alone and left aside. The
-rules are those of "How to build your inventory" in Ansible's documentation.
+`edgepack_board`, `edgepack_root`, `edgepack_limit_rate`, `edgepack_labels`. Everything else is for
+Ansible alone and left aside.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import logging
 import os
 import re
 import shlex
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,8 +34,8 @@ from edgepack.base.text import one_line, text_lines
 from edgepack.device.options import Address
 from edgepack.device.patience import parse_rate
 from edgepack.device.safe_names import check_host
-from edgepack.fleet.bounds import check_size
-from edgepack.fleet.inventory import ALL, UNGROUPED, Inventory, home_path
+from edgepack.fleet.bounds import MAX_BYTES, check_size
+from edgepack.fleet.inventory import ALL, UNGROUPED, Group, Inventory, home_path
 from edgepack.fleet.names import RangeError, expand
 from edgepack.fleet.yaml_bounds import check_aliases, check_events
 
@@ -40,7 +44,9 @@ log = logging.getLogger(__name__)
 _VAULT = "$ANSIBLE_VAULT"
 # A script asks a cloud, perhaps.
 _SCRIPT_S = 120.0
-_VARS_SUFFIXES = ("", ".yml", ".yaml", ".json")
+# Kibibytes of memory, and blocks of 512 bytes of a file.
+_ANSIBLE_LIMITS = f"ulimit -v {4 << 20}; ulimit -f {MAX_BYTES // 512}"
+_MOST_SAID = 400
 _PORT_DIGITS = 5
 _LIST_HINT = "write the values out, or use --limit to leave the host aside"
 # Of two names for one thing, as Ansible has them, the later one counts.
@@ -61,8 +67,8 @@ _PROXY_SSH = re.compile(r"ssh (?:-q )?-W \[?%h\]?:%p (?:-q )?([^\s-]\S*)(?: -q)?
 
 def read_inventory(path: Path) -> Inventory:
     """The devices of an inventory file; raises ConfigError naming file, line and value."""
-    script = _is_script(path)
-    text = _run_script(path) if script else read_text(path)
+    is_program = _is_script(path)
+    text = "" if is_program else read_text(path)
     if text.startswith(_VAULT):
         raise ConfigError(
             f"{path}: encrypted by Ansible Vault", hint=f"ansible-vault view {path.name} shows it"
@@ -70,21 +76,98 @@ def read_inventory(path: Path) -> Inventory:
     inventory = Inventory(file=path, join_labels=False)
     inventory.group(ALL)
     check_size(path, text)
-    is_json = not script and (path.suffix == ".json" or text.lstrip().startswith("{"))
-    if script or is_json:
+    is_json = path.suffix == ".json" or text.lstrip().startswith("{")
+    is_yaml = path.suffix in (".yml", ".yaml") or text.lstrip().startswith("---")
+    variables = [] if is_json else _vars_files(path.parent)
+    ansible = find_ansible()
+    if is_json and not is_program:
         _read_json(inventory, text)
-    elif path.suffix in (".yml", ".yaml") or text.lstrip().startswith("---"):
+    elif ansible and (variables or not is_program):
+        if is_yaml:
+            _check_yaml(path, text)  # before it is in Ansible's memory
+        _read_json(inventory, _ask_ansible(ansible, path, is_program=is_program))
+    elif variables:
+        raise _not_plain(f"{path}: {variables[0].relative_to(path.parent)}", "variables beside it")
+    elif is_program:
+        text = _run_script(path)
+        check_size(path, text)
+        _read_json(inventory, text)
+    elif is_yaml:
         _read_yaml(inventory, text)
     else:
         _read_ini(inventory, text)
     _check_names(inventory)
-    if not is_json:
-        _read_vars_folders(inventory)
     # Groups of one depth and priority count in the order of their names.
     inventory.groups = dict(sorted(inventory.groups.items()))
     if not inventory.hosts:
         raise ConfigError(f"{path}: no hosts in it", hint="is it an inventory?")
     return inventory
+
+
+def find_ansible() -> str | None:
+    """The program that reads inventories as Ansible does; None if it is not installed."""
+    return shutil.which("ansible-inventory")
+
+
+def _not_plain(where: str, what: str) -> ConfigError:
+    return ConfigError(
+        f"{where}: only Ansible reads that ({what}), and it is not installed",
+        hint="`pip install ansible-core`; or where Ansible is: `ansible-inventory --list -i FILE > "
+        "fleet.json`, which is read as well",
+    )
+
+
+def _vars_files(folder: Path) -> list[Path]:
+    """The files of variables beside an inventory.
+
+    Raises ConfigError for one outside of the inventory's folder.
+    """
+    found = []
+    for top in (folder / "group_vars", folder / "host_vars"):
+        for file in [top, *sorted(top.rglob("*"))]:
+            try:
+                inside(folder, str(file.relative_to(folder)))
+            except OutsideError as error:
+                raise ConfigError(
+                    f"{file}: {error}", hint="--allow-outside, if you trust whoever made the link"
+                ) from None
+            if file.is_file() and not file.name.startswith("."):
+                found.append(file)
+    return found
+
+
+def _ask_ansible(program: str, path: Path, *, is_program: bool) -> str:
+    """What Ansible prints of the inventory `path`. Raises ConfigError.
+
+    Nothing beside the inventory runs: no configuration is taken from its folder, and no plugins but
+    those for lists, unless the inventory is a program itself.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
+        out = Path(folder) / "fleet.json"
+        words: list[str | Path] = [program, "--list", "-i", path.absolute(), "--output", out]
+        done = run(
+            # Of a small file that stands for millions of hosts.
+            ["sh", "-c", f'{_ANSIBLE_LIMITS}; exec "$@"', "sh", *words],
+            cwd=path.absolute().parent if is_program else Path("/"),
+            env={
+                "ANSIBLE_INVENTORY_ENABLED": "script" if is_program else "yaml,ini",
+                "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "1",
+                "ANSIBLE_TRANSFORM_INVALID_GROUP_CHARS": "ignore",
+                "ANSIBLE_NOCOLOR": "1",
+            },
+            timeout_s=_SCRIPT_S,
+            check=False,
+            error=ConfigError,
+            what="ansible-inventory",
+        )
+        if done.returncode != 0:
+            problem = " ".join(done.stderr.split())[-_MOST_SAID:]
+            raise ConfigError(
+                f"{path}: ansible-inventory cannot read it: {one_line(problem)}",
+                hint="`ansible-inventory --list -i FILE > fleet.json` with your own settings makes "
+                "a list that is read as well",
+            )
+        return read_text(out)
 
 
 def _check_names(inventory: Inventory) -> None:
@@ -116,6 +199,8 @@ class _Vars:
                 f"{found[1]}: {name}: encrypted by Ansible Vault",
                 hint="keep addresses, users and names of keys elsewhere",
             )
+        if found and isinstance(found[0], Tagged):
+            raise _not_plain(found[1], f"a tag of {name}")
         if found and isinstance(found[0], str) and "{{" in found[0]:
             raise ConfigError(f"{found[1]}: {name}: a template: {found[0]!r}", hint=_LIST_HINT)
         return found
@@ -247,9 +332,14 @@ def _warn_once(text: str) -> None:
     log.warning("%s", text)
 
 
-def _hosts(pattern: str, where: str) -> Iterator[str]:
+def _add_hosts(inventory: Inventory, group: Group, pattern: str, own: _Vars, where: str) -> None:
+    """Put the hosts that `pattern` stands for into a group, with variables of their own."""
+    values: dict[str, Any] = {}
+    own.into(values)
     try:
-        yield from expand(pattern)
+        for host in expand(pattern):
+            inventory.add_host(host).update(values)
+            inventory.put(host, group)
     except RangeError as error:
         raise ConfigError(f"{where}: {pattern!r}: {error}") from None
 
@@ -259,41 +349,25 @@ def _hosts(pattern: str, where: str) -> Iterator[str]:
 
 def _read_ini(inventory: Inventory, text: str) -> None:
     check_size(inventory.file, text, lines=True)
-    group, kind = UNGROUPED, "hosts"
-    variables: dict[str, _Vars] = {}
+    group = UNGROUPED
     for number, raw in enumerate(text_lines(text), 1):
         line, where = raw.strip(), f"{inventory.file}:{number}"
         if not line or line[0] in "#;":
             continue
         if line[0] == "[":
-            group, kind = _section(line, where)
+            group = _section(line, where)
             inventory.group(group)
-        elif kind == "hosts":
-            _ini_host(inventory, group, line, where)
-        elif kind == "children":
-            child = _words(line, where)[0]
-            inventory.group(child)
-            inventory.group(group).children.append(child)
         else:
-            name, equals, value = line.partition("=")
-            if not equals:
-                raise ConfigError(f"{where}: not name=value: {line!r}")
-            own = variables.setdefault(group, _Vars())
-            own.set(name.strip(), _literal(value.strip()), where)
-    _take_over(inventory, variables)
+            _ini_host(inventory, group, line, where)
 
 
-def _section(line: str, where: str) -> tuple[str, str]:
+def _section(line: str, where: str) -> str:
     match = re.fullmatch(r"\[([^\]:\s]+)(?::(\w+))?\]\s*(?:[#;].*)?", line)
     if not match:
-        raise ConfigError(f"{where}: not a section: {line!r}", hint="[group], [group:vars]")
-    kind = match[2] or "hosts"
-    if kind not in ("hosts", "children", "vars"):
-        raise ConfigError(
-            f"{where}: unknown kind of section: {kind}",
-            hint=perhaps(kind, ("hosts", "children", "vars")),
-        )
-    return match[1], kind
+        raise ConfigError(f"{where}: not a section: {line!r}", hint="[group]")
+    if match[2]:
+        raise _not_plain(where, f"a section of {match[2]}")
+    return match[1]
 
 
 def _ini_host(inventory: Inventory, group: str, line: str, where: str) -> None:
@@ -310,11 +384,7 @@ def _ini_host(inventory: Inventory, group: str, line: str, where: str) -> None:
         if not equals:
             raise ConfigError(f"{where}: not name=value: {word!r}")
         own.set(name, _literal(value), where)
-    values: dict[str, Any] = {}
-    own.into(values)
-    for host in _hosts(pattern, where):
-        inventory.add_host(host).update(values)
-        inventory.put(host, inventory.group(group))
+    _add_hosts(inventory, inventory.group(group), pattern, own, where)
 
 
 def _words(line: str, where: str) -> list[str]:
@@ -342,34 +412,34 @@ class Encrypted:
     """A value that Ansible Vault keeps: what it stands for is not for us."""
 
 
+class Tagged:
+    """A value with a tag that only Ansible reads."""
+
+
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Reads Ansible's tags; any other as None, whatever it is the tag of."""
+    """Makes no objects of tags, whatever they are the tags of."""
 
 
-def _read_plainly(loader: Any, node: Any) -> Any:
-    """A node as if it had no tag: !unsafe says that there is no template in it."""
-    if isinstance(node, yaml.ScalarNode):
-        return loader.construct_scalar(node)
-    if isinstance(node, yaml.SequenceNode):
-        return loader.construct_sequence(node, deep=True)
-    return loader.construct_mapping(node, deep=True)
-
-
-_Loader.add_multi_constructor("!", lambda _loader, _suffix, _node: None)
+_Loader.add_multi_constructor("!", lambda _loader, _suffix, _node: Tagged())
 for _tag in ("!vault", "!vault-encrypted"):
     _Loader.add_constructor(_tag, lambda _loader, _node: Encrypted())
-_Loader.add_constructor("!unsafe", _read_plainly)
+
+
+def _check_yaml(path: Path, text: str) -> None:
+    """Raise ConfigError for what is no YAML, or more than an inventory is."""
+    with _yaml_errors(path, text) as loader:
+        node = loader.get_single_node()
+        if node is not None:
+            check_aliases(path, node)
 
 
 def _read_yaml(inventory: Inventory, text: str) -> None:
-    variables: dict[str, _Vars] = {}
-    with _yaml_errors(inventory.file, text) as loader:
+    path = inventory.file
+    _check_yaml(path, text)
+    with _yaml_errors(path, text) as loader:
         node = loader.get_single_node()
-        if node is not None:
-            check_aliases(inventory.file, node)
-            for name, _, value in _pairs(loader, inventory.file, node):
-                _yaml_group(inventory, loader, variables, name, value)
-    _take_over(inventory, variables)
+        for name, _, value in _pairs(loader, path, node) if node is not None else ():
+            _yaml_group(inventory, loader, name, value)
 
 
 class _yaml_errors:  # noqa: N801 - used like a function
@@ -408,49 +478,22 @@ def _pairs(loader: Any, path: Path, node: Any) -> Iterator[tuple[str, int, Any]]
         yield str(loader.construct_object(key, deep=True)), key.start_mark.line + 1, value
 
 
-def _yaml_group(
-    inventory: Inventory,
-    loader: Any,
-    variables: dict[str, _Vars],
-    name: str,
-    node: Any,
-) -> None:
+def _yaml_group(inventory: Inventory, loader: Any, name: str, node: Any) -> None:
     path = inventory.file
     group = inventory.group(name)
-    keys = ("hosts", "children", "vars")
     for key, at, value in _pairs(loader, path, node):
-        if key not in keys:
+        if key in ("children", "vars"):
+            raise _not_plain(f"{path}:{at}", f"{key} of the group {name}")
+        if key != "hosts":
             raise ConfigError(
-                f"{path}:{at}: group {name}: unknown key {key!r}", hint=perhaps(key, keys)
+                f"{path}:{at}: group {name}: unknown key {key!r}",
+                hint=perhaps(key, ("hosts", "children", "vars")),
             )
-        for item, item_line, inner in _pairs(loader, path, value):
-            where = f"{path}:{item_line}"
-            if key == "vars":
-                own = variables.setdefault(name, _Vars())
-                own.set(item, loader.construct_object(inner, deep=True), where)
-            elif key == "children":
-                group.children.append(item)
-                _yaml_group(inventory, loader, variables, item, inner)
-            else:
-                values: dict[str, Any] = {}
-                host_vars = _Vars()
-                for variable, its_line, content in _pairs(loader, path, inner):
-                    host_vars.set(
-                        variable,
-                        loader.construct_object(content, deep=True),
-                        f"{path}:{its_line}",
-                    )
-                host_vars.into(values)
-                for host in _hosts(item, where):
-                    inventory.add_host(host).update(values)
-                    inventory.put(host, group)
-
-
-def _take_over(inventory: Inventory, variables: Mapping[str, _Vars]) -> None:
-    for name, own in variables.items():
-        group = inventory.group(name)
-        own.into(group.variables)
-        group.priority = own.priority()
+        for pattern, its_line, inner in _pairs(loader, path, value):
+            own = _Vars()
+            for variable, line, content in _pairs(loader, path, inner):
+                own.set(variable, loader.construct_object(content, deep=True), f"{path}:{line}")
+            _add_hosts(inventory, group, pattern, own, f"{path}:{its_line}")
 
 
 # JSON
@@ -573,52 +616,3 @@ def _ask_script(path: Path, *words: str) -> str:
         what=f"the inventory {path.name}",
     )
     return done.stdout
-
-
-# group_vars/ and host_vars/
-
-
-def _read_vars_folders(inventory: Inventory) -> None:
-    base = inventory.file.parent
-    for name, group in inventory.groups.items():
-        for own in _vars_files(base / "group_vars", name):
-            own.into(group.overrides)
-    folder = base / "host_vars"
-    if folder.is_dir():
-        for name, values in inventory.hosts.items():
-            for own in _vars_files(folder, name):
-                own.into(values)
-
-
-def _vars_files(folder: Path, name: str) -> Iterator[_Vars]:
-    """The files for `name`: NAME, NAME.yml and the like, or all of those in a folder NAME."""
-    for suffix in _VARS_SUFFIXES:
-        path = folder / f"{name}{suffix}"
-        if path.is_dir() and not suffix:
-            files = sorted(file for file in path.rglob("*") if file.is_file())
-            for file in files:
-                if file.suffix in _VARS_SUFFIXES and not file.name.startswith("."):
-                    yield _vars_file(folder.parent, file)
-        elif path.is_file():
-            yield _vars_file(folder.parent, path)
-
-
-def _vars_file(top: Path, path: Path) -> _Vars:
-    try:
-        inside(top, str(path.relative_to(top)))
-    except OutsideError as error:
-        raise ConfigError(
-            f"{path}: {error}", hint="--allow-outside, if you trust whoever made the link"
-        ) from None
-    text = read_text(path)
-    own = _Vars()
-    if text.startswith(_VAULT):
-        log.warning("%s is encrypted and left aside: keep addresses and users elsewhere", path)
-        return own
-    with _yaml_errors(path, text) as loader:
-        node = loader.get_single_node()
-        if node is not None:
-            check_aliases(path, node)
-            for name, line, value in _pairs(loader, path, node):
-                own.set(name, loader.construct_object(value, deep=True), f"{path}:{line}")
-    return own

@@ -76,13 +76,12 @@ class FleetDevice:
 class Group:
     """A group as it is written: `hosts` and `children` by name.
 
-    A higher `priority` counts more. `overrides` count more than any group's `variables`.
+    A higher `priority` counts more.
     """
 
     hosts: list[str] = field(default_factory=list)
     children: list[str] = field(default_factory=list)
     variables: dict[str, Any] = field(default_factory=dict)
-    overrides: dict[str, Any] = field(default_factory=dict)
     priority: int = 1
 
 
@@ -138,7 +137,6 @@ class Inventory:
                 names = {name for group in direct for name in above[group]} | {ALL}
                 groups = tuple(sorted(names & order.keys(), key=order.__getitem__))
                 levels = [self.groups[name].variables for name in groups]
-                levels += [self.groups[name].overrides for name in groups]
                 named = tuple(name for name in groups if name not in (ALL, UNGROUPED))
                 shared[direct] = named, self._merged(levels)
             groups, variables = shared[direct]

@@ -185,16 +185,20 @@ def test_an_ansible_inventory_behind_a_jump_host(
         known = tmp_path / "known_hosts"
         hop_line = hop.known_hosts_line.replace("127.0.0.1", "localhost")
         known.write_text(f"{hop_line}\n{board.host_key}\n")
-        path = tmp_path / "hosts"
+        path = tmp_path / "hosts.yml"
         path.write_text(
-            f"""[shops]
-behind ansible_host={board.host} ansible_port={board.port}
-off ansible_host={board.host} ansible_port={closed}
-[shops:vars]
-ansible_user={board.user}
-ansible_ssh_private_key_file={board.key_file}
-ansible_ssh_common_args=-J {hop.user}@localhost:{hop.port} -o UserKnownHostsFile={known}
-edgepack_board=rasp3b
+            f"""shops:
+  hosts:
+    behind: &all
+      ansible_host: {board.host}
+      ansible_port: {board.port}
+      ansible_user: {board.user}
+      ansible_ssh_private_key_file: {board.key_file}
+      ansible_ssh_common_args: -J {hop.user}@localhost:{hop.port} -o UserKnownHostsFile={known}
+      edgepack_board: rasp3b
+    off:
+      <<: *all
+      ansible_port: {closed}
 """
         )
         made = [fake_bundle(folder / "jump", board="rasp3b")]

@@ -174,11 +174,10 @@ def try_labels(rng: random.Random, folder: Path) -> None:
 
 
 INVENTORIES = {
-    "hosts": "[kiosks]\na ansible_host=10.0.0.1 ansible_port=22\nb[1:3]\n[kiosks:vars]\n"
-    "ansible_user=pi\n[all:children]\nkiosks\n",
-    "hosts.yml": "all:\n  hosts:\n    a: {ansible_host: 10.0.0.1, x: !vault abc}\n  children:\n"
-    '    kiosks:\n      hosts:\n        b:\n          ansible_user: !unsafe "pi"\n'
-    "      vars: {y: 1}\n",
+    "hosts": "[kiosks]\na ansible_host=10.0.0.1 ansible_port=22\nb[1:3]\n[shops]\n"
+    "c ansible_user=pi\n",
+    "hosts.yml": "all:\n  hosts:\n    a: {ansible_host: 10.0.0.1, x: !vault abc}\n"
+    'kiosks:\n  hosts:\n    b:\n      ansible_user: "pi"\n      x: !unsafe "y"\n',
     "hosts.json": '{"_meta": {"hostvars": {"a": {"ansible_host": "10.0.0.1", "ansible_port": 22, '
     '"s": {"__ansible_vault": "x"}}}}, "kiosks": {"hosts": ["a"], "vars": {"ansible_user": "pi"}}}',
     "fleet.toml": '[defaults]\nuser = "pi"\n[groups.a]\ndevices = ["a[1:3]"]\nboard = "rasp3b"\n',
