@@ -12,6 +12,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -200,17 +201,19 @@ _children: set[subprocess.Popen[bytes]] = set()
 
 @contextlib.contextmanager
 def watched(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """`end_children` ends the child while the block runs.
+    """`end_children` ends the child while the block runs, and if this process is killed, the guard.
 
     If this thread runs beside another block, `Beside.watched` by that, too.
     """
     beside: Beside | None = getattr(_thread, "beside", None)
     _children.add(child)
+    _guard.tell(f"+{child.pid}")
     try:
         with beside.watched(child) if beside else contextlib.nullcontext():
             yield
     finally:
         _children.discard(child)
+        _guard.tell(f"-{child.pid}")
 
 
 def end_children() -> None:
@@ -224,18 +227,79 @@ def kill(child: subprocess.Popen[bytes]) -> None:
 
     Ninja gives each compiler a group of its own, and what runs apart its programs a session.
     """
-    if child.returncode is not None:
-        return
+    if child.returncode is None:
+        _kill_family(child.pid)
+
+
+def _kill_family(pid: int) -> None:
     killed: set[int] = set()
     # Again, for what was being started meanwhile.
-    while family := _family({child.pid, *killed}) - killed:
-        for pid in family:
+    while family := _family({pid, *killed}) - killed:
+        for one in family:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(one, signal.SIGKILL)
         killed |= family
     if not killed:  # no /proc here
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
+            os.killpg(pid, signal.SIGKILL)
+
+
+class _ChildGuard:
+    """A process that ends the children of this one if this one is killed, which cannot do so then.
+
+    It is told of each, and that this process has ended by the end of what it is told.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pipe: int | None = None
+        self._owner = 0
+
+    def tell(self, line: str) -> None:
+        """That a child has begun, "+PID", or ended, "-PID"."""
+        with self._lock, contextlib.suppress(OSError):  # without a guard all else works
+            if self._owner != os.getpid():
+                self._owner, self._pipe = os.getpid(), None
+                self._pipe = self._start()
+            if self._pipe is not None:
+                os.write(self._pipe, f"{line}\n".encode())
+
+    @staticmethod
+    def _start() -> int:
+        reading, writing = os.pipe()
+        try:
+            # Not by subprocess: it ends after this process, which does not wait for it.
+            os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-P", "-c", f"import {__name__} as p; p.guard()"],
+                {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, reading, 0),
+                    (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+                    (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+                ],
+                # What ends this process' group, as Ctrl-C does, is not for it.
+                setsid=True,
+            )
+        except (OSError, NotImplementedError):
+            os.close(writing)
+            raise OSError("no guard") from None
+        finally:
+            os.close(reading)
+        return writing
+
+
+_guard = _ChildGuard()
+
+
+def guard() -> None:
+    """What the guard does: wait for the end of stdin, and kill who is left."""
+    left: set[int] = set()
+    for line in sys.stdin:
+        pid = int(line[1:])
+        (left.add if line[0] == "+" else left.discard)(pid)
+    for pid in left:
+        _kill_family(pid)
 
 
 def _family(roots: set[int]) -> set[int]:

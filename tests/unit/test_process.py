@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from edgepack.base.errors import ToolchainError
-from edgepack.base.process import Beside, run
+from edgepack.base.process import Beside, processes, run
+from tests.support import require_tool
 
 
 def sleeper(started: Path) -> None:
@@ -50,3 +55,44 @@ def test_a_child_that_starts_after_the_failure_ends_too(tmp_path: Path) -> None:
     beside.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     with pytest.raises(ToolchainError, match="exit code -9"):
         slow.result()
+
+
+def compilers(source: Path) -> set[int]:
+    """The processes whose command line names `source`."""
+    found = set()
+    for pid in (row.pid for row in processes()):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if str(source).encode() in words:
+            found.add(pid)
+    return found
+
+
+@pytest.mark.parametrize("by", ["itself", "ninja", "apart"])
+def test_a_compiler_ends_with_a_process_that_is_killed(by: str, tmp_path: Path) -> None:
+    """The compiler reads a source that nobody writes; ninja gives it a group of its own."""
+    source = tmp_path / "source.c"
+    os.mkfifo(source)
+    words = [require_tool("cc"), "-c", str(source), "-o", str(tmp_path / "out.o")]
+    if by == "ninja":
+        (tmp_path / "build.ninja").write_text(
+            f"rule cc\n  command = {' '.join(words)}\nbuild out: cc\n"
+        )
+        words = [require_tool("ninja"), "-C", str(tmp_path)]
+    call = f"run({words!r})" if by != "apart" else f"Apart().call(run, {words!r})"
+    code = f"from edgepack.base.process import run\nfrom edgepack.base.apart import Apart\n{call}"
+    with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as process:
+        deadline = time.monotonic() + 60
+        # The driver and the compiler proper, which has opened the source.
+        while len(compilers(source) - {process.pid}) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(compilers(source)) >= 2
+        process.kill()
+    while compilers(source) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    left = compilers(source)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
