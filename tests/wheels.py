@@ -2,9 +2,10 @@
 
     ./dev wheels [--out DIR] [TRIPLE ...]
 
-Each holds the app and the device tool for all boards of a GNU triple, what runs their kernels under
-qemu, the functions of a compiler that kernels call, the licence of all that is linked in, and
-an SBOM. Equal builds give equal bytes.
+Each holds the app and the device tool for all boards of a GNU triple, the parts of which the app is
+linked where there is no C library (musl), what runs their kernels under qemu, the functions of a
+compiler that kernels call, the licence of all that is linked in, and an SBOM. Equal builds give
+equal bytes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import hashlib
 import json
 import sys
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 from edgepack.base.errors import EdgepackError, UsageError, perhaps
@@ -68,11 +70,13 @@ def make_wheel(board: Board, out: Path, *, progress: Progress = NO_PROGRESS) -> 
     """The wheel for `board`'s triple, in the folder `out`."""
     toolchain = select(board).toolchain
     runtime = app.build_runtime(board, toolchain, progress=progress)
+    bare = replace(board, libc="none")
+    parts = app.build_runtime(bare, select(bare).toolchain, progress=progress)
     tool = build_device_tool(board, progress=progress)
     runner = emulate.plan_runner(board)
     builtins = zig_builtins(board)
     module, version = module_of(board.triple), VERSION
-    texts = {**tool.licenses, **runtime.licenses}
+    texts = {**tool.licenses, **runtime.licenses, **parts.licenses}
     files: dict[str, tuple[bytes, int]] = {
         f"{module}/__init__.py": (f'"""Programs for {board.triple}."""\n'.encode(), TEXT)
     }
@@ -86,6 +90,12 @@ def make_wheel(board: Board, out: Path, *, progress: Progress = NO_PROGRESS) -> 
         files[f"{at}/{program.name}"] = (program.read_bytes(), PROGRAM)
         for name, text in licenses.items():
             files[f"{at}/{LICENSES}/{name}"] = (text.encode(), TEXT)
+    # The app is linked of these with a model's kernels.
+    at = f"{module}/{app.KIND}/{app.runtime_name(bare, parts.toolchain)}"
+    for part in sorted(parts.app.iterdir()):
+        files[f"{at}/{app.PARTS}/{part.name}"] = (part.read_bytes(), TEXT)
+    for name, text in parts.licenses.items():
+        files[f"{at}/{LICENSES}/{name}"] = (text.encode(), TEXT)
     # Links a model's kernels where there is no compiler.
     at = f"{module}/{BUILTINS}/{builtins_name(board.triple)}"
     files[f"{at}/{BUILTINS_FILE}"] = (builtins.read_bytes(), TEXT)
@@ -124,17 +134,17 @@ def _metadata(board: Board, version: str) -> bytes:
 def _bill(
     board: Board, version: str, files: dict[str, tuple[bytes, int]], libraries: list[str]
 ) -> bytes:
-    """CycloneDX 1.6: the programs by hash, and what is linked into them."""
+    """CycloneDX 1.6: the programs and their parts by hash, and what is linked into them."""
     programs = [
         {
-            "type": "application",
+            "type": "application" if mode == PROGRAM else "library",
             "bom-ref": name,
             "name": name.rpartition("/")[2],
             "version": version,
             "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(data).hexdigest()}],
         }
         for name, (data, mode) in sorted(files.items())
-        if mode == PROGRAM
+        if mode == PROGRAM or f"/{app.PARTS}/" in name
     ]
     linked = [{"type": "library", "bom-ref": f"library:{name}", "name": name} for name in libraries]
     digest = "".join(program["hashes"][0]["content"] for program in programs)  # type: ignore[index]

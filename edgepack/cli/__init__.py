@@ -230,6 +230,11 @@ def main(argv: Sequence[str]) -> int:
         if args.cache_dir is not None:
             check_writable(args.cache_dir, "--cache-dir")
             set_cache_dir(args.cache_dir)
+        places = args.find_links or os.environ.get("EDGEPACK_WHEELS", "").split()
+        if places:
+            from edgepack.native.wheel_places import use_places
+
+            use_places(places)
         with heard_by(console), outside_allowed(args.allow_outside):
             return _run(parser, args, console)
     except EdgepackError as error:

@@ -103,6 +103,14 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,
         help="instead of ~/.cache/edgepack",
     )
+    group.add_argument(
+        "--find-links",
+        action="append",
+        metavar="DIR",
+        default=argparse.SUPPRESS,
+        help="a folder, or the URL of a page, with wheels of what is otherwise built from source "
+        "(repeatable; default: $EDGEPACK_WHEELS)",
+    )
 
 
 COMMON_DEFAULTS = {
@@ -112,6 +120,7 @@ COMMON_DEFAULTS = {
     "boards": [],
     "allow_outside": False,
     "cache_dir": None,
+    "find_links": None,
 }
 
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from edgepack.base import tools
 from edgepack.base.errors import EdgepackError
 from edgepack.base.process import run
+from edgepack.base.version import VERSION
 from edgepack.boards import TOOLCHAINS, Board
 from edgepack.compiler.tiles.cpu import has_model, nearest_model
-from edgepack.native.prebuilt import is_installed, package_of
+from edgepack.native.prebuilt import is_available, package_of
 from edgepack.native.toolchain import find, gnu_compiler
 
 
@@ -43,9 +44,11 @@ def check_board(board: Board) -> list[Check]:
     if built:
         name = package_of(board.triple)
         programs = _package(name, "the programs for the board, built", required=False)
+        if programs.version is None and is_available(board.triple):
+            programs = replace(programs, version=VERSION)
         # No package index has it: who builds once for many makes it.
         checks.append(replace(programs, install=f"./dev wheels {board.triple}, in a clone"))
-    built = built and is_installed(board.triple)
+    built = built and is_available(board.triple)
     for name in ("cmake", "ninja"):
         checks.append(_package(name, "building those programs", required=not built))
     for kind in TOOLCHAINS:

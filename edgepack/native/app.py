@@ -66,7 +66,7 @@ def build_runtime(
     name = runtime_name(board, toolchain)
     if made := find_prebuilt(board.triple, KIND, name):
         return RuntimeBuild(
-            app=made / _APP,
+            app=made / (PARTS if toolchain.is_static else _APP),
             triple=toolchain.triple,
             toolchain=toolchain,
             opencv_version=opencv.version,

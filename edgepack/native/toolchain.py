@@ -17,7 +17,7 @@ from edgepack.base.process import Finished, run
 from edgepack.base.tools import ToolMissingError, install, look_for
 from edgepack.base.version import VERSION
 from edgepack.boards import TOOLCHAINS, Board, version_tuple
-from edgepack.native.prebuilt import find_prebuilt, is_installed, package_of
+from edgepack.native.prebuilt import find_prebuilt, is_available, package_of
 
 # glibc that zig links against: old enough for the oldest floor in boards.toml, so that one
 # runtime build per triple serves all of them.
@@ -112,7 +112,7 @@ def select(board: Board, force: str | None = None) -> Choice:
             )
         return Choice(toolchain=_find_zig(board), reason="needs no C library on the board")
     built = Choice(toolchain=_zig(board), reason=f"built before: {package_of(board.triple)}")
-    is_built = zig_executable() is None and is_installed(board.triple)
+    is_built = zig_executable() is None and is_available(board.triple)
     if force == "zig" and is_built:
         return built
     if force is not None:

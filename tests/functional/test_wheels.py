@@ -7,6 +7,7 @@ import hashlib
 import json
 import zipfile
 from base64 import urlsafe_b64encode
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from edgepack.native.app import build_runtime
 from edgepack.native.device_tool import build_device_tool
 from edgepack.native.emulate import plan_runner
 from edgepack.native.toolchain import select
+from edgepack.native.wheel_places import use_places
 from tests import wheels
 
 TRIPLE = "arm-linux-gnueabihf"
@@ -44,11 +46,14 @@ def test_a_wheel_is_the_same_again_and_says_what_it_holds(wheel: Path, tmp_path:
                 expected = urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
                 assert (digest, int(size)) == (f"sha256={expected}", len(data))
         bill = json.loads(archive.read(next(name for name in names if name.endswith("cdx.json"))))
-        programs = [name for name in names if archive.read(name)[:4] == b"\x7fELF"]
+        programs = [
+            name for name in names if archive.read(name)[:4] == b"\x7fELF" or "/parts/" in name
+        ]
         hashes = {hashlib.sha256(archive.read(name)).hexdigest() for name in programs}
     parts = bill["components"]
     assert {one["hashes"][0]["content"] for one in parts if "hashes" in one} == hashes
-    assert len(hashes) == 3
+    assert len([name for name in programs if "/parts/" not in name]) == 3
+    assert any(name.endswith("libopencv.a") for name in programs)
     assert {"opencv", "libsodium", "musl", "zstd"} <= {one["name"] for one in parts}
     assert {name.rpartition("/")[2] for name in names} >= {"opencv", "libsodium", "musl", "zstd"}
 
@@ -60,6 +65,8 @@ def test_what_is_installed_is_taken_if_it_is_of_these_sources(
     toolchain = select(board).toolchain
     built = build_runtime(board, toolchain), build_device_tool(board)
     runner = plan_runner(board)
+    bare = replace(board, libc="none")
+    parts = build_runtime(bare, select(bare).toolchain)
     monkeypatch.setattr(paths, "_cache_dir", tmp_path / "empty")
     said: list[str] = []
     told = reporting_to(said.append)
@@ -68,14 +75,31 @@ def test_what_is_installed_is_taken_if_it_is_of_these_sources(
     why = f"building edgepack-device from source: edgepack-runtime-{TRIPLE} is not installed"
     assert said[0] == why
 
+    # Of a folder of wheels that are not installed, with what has no C library.
+    with monkeypatch.context() as patch:
+        patch.setattr(paths, "_cache_dir", tmp_path / "placed")
+        use_places([str(wheel.parent)])
+        tool = build_device_tool(board)
+        assert tool.path.read_bytes() == built[1].path.read_bytes()
+        placed = build_runtime(board, toolchain)
+        assert placed.app.read_bytes() == built[0].app.read_bytes()
+        assert placed.licenses == built[0].licenses
+        linked = build_runtime(bare, select(bare).toolchain)
+        assert linked.licenses == parts.licenses
+        for part in parts.app.iterdir():
+            assert (linked.app / part.name).read_bytes() == part.read_bytes()
+        use_places(())
+        # As a dry run asks: nothing is fetched for that, and what was taken is there.
+        with only_cached():
+            assert build_device_tool(board).path == tool.path
+
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
     monkeypatch.syspath_prepend(tmp_path / "site")
     with only_cached():
         made = build_runtime(board, toolchain), build_device_tool(board)
         assert plan_runner(board).read_bytes() == runner.read_bytes()
-    for one, other in zip(made, built, strict=True):
-        assert one.licenses == other.licenses
+    assert [made[0].licenses, made[1].licenses] == [built[0].licenses, built[1].licenses]
     assert made[0].app.read_bytes() == built[0].app.read_bytes()
     assert made[1].path.read_bytes() == built[1].path.read_bytes()
 
