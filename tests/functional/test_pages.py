@@ -313,6 +313,20 @@ def test_deploy(browse: Browse, tmp_path: Path) -> None:
     check_page(browse, made, SHOTS, "deploy")
 
 
+def test_check_of_rows(browse: Browse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    b = onnx_models.Builder()
+    b.op("Identity", "x", outputs=["y"])
+    model = b.model({"x": [1, 9]}, {"y": [1, 9]})
+    Path("rows.onnx").write_bytes(model.SerializeToString())
+    Path("rows.csv").write_text(
+        "\n".join([",".join("abcdefghi") + ",kind", *["0.123456," * 9 + "1"] * 30])
+    )
+    words = ["--rows", "rows.csv", "--target", "kind"]
+    assert main(["check", "rows.onnx", *words, "--html", "rows.html"]) == 0
+    check_page(browse, Path("rows.html").read_text(), SHOTS, "check-rows")
+
+
 def test_run(browse: Browse, tmp_path: Path) -> None:
     (tmp_path / "photo.png").write_bytes(PHOTO)
     boxes = [{"index": 1, "label": LONG, "score": 0.5, "box": [2.0, 3.0, 50.0, 30.0]}]

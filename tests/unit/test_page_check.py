@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 
 from edgepack.base.errors import MismatchError
 from edgepack.cli import main
+from edgepack.cli.pages.photos import area_color, marked
+from edgepack.postprocess.results import Area
 from tests import yolo_exports
 from tests.onnx_models import Builder
 from tests.unit.test_page import EVIL, Parsed
@@ -98,6 +101,37 @@ def test_boxes_are_drawn_where_they_are(tmp_path: Path, monkeypatch: pytest.Monk
     )
     assert [float(side) for side in box] == pytest.approx([160, 60, 80, 40], abs=0.1)
     assert f"thing {SEEN}" in made
+
+
+def test_areas_are_painted_where_they_are() -> None:
+    """Two rows in the middle of a black photo of 40 x 20, as runs of pixels."""
+    area = Area(index=3, label="road", pixels=80, runs=(9 * 40, 40, 10 * 40, 40))
+    made = marked(np.zeros((20, 40, 3), np.uint8), areas=[area], alt="x")
+    (content,) = re.findall(r"base64,([^\"]*)", made)
+    image = cv2.imdecode(np.frombuffer(base64.b64decode(content), np.uint8), cv2.IMREAD_COLOR)
+    assert image is not None
+    scale = image.shape[0] // 20
+    rows = image.max((1, 2)) > 60
+    assert np.flatnonzero(rows).min() // scale == 9
+    assert np.flatnonzero(rows).max() // scale == 10
+    assert area_color(3) != area_color(4)
+
+
+def test_a_detector_says_what_it_sees_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    yolo_exports.write(EXPORTS[0], tmp_path / "yolo.onnx")
+    assert main(["init", "yolo.onnx"]) == 0
+    for name, value in (("photo.png", 9), ("other.png", 200)):
+        cv2.imwrite(name, np.full((240, 320, 3), value, np.uint8))
+    words = ["--image", "photo.png", "--image", "other.png"]
+    assert main(["check", *words, "--html", "out.html"]) == 0
+    parsed = Parsed(Path("out.html").read_text())
+    assert f"photo.png: 1 thing, first thing {SEEN} 0.75" in parsed.said
+    assert parsed.said.count("Step by step") == 2
+    # What is turned back lies right beside the photo.
+    assert parsed.said.index("undone: ") < parsed.said.index("color: RGB")
 
 
 def test_rows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,7 +64,25 @@ def _verdict(checked: Checked) -> Html:
         and _classes(checked.seen[0])
     ):
         return page.verdict("The photo is seen as the class that is expected", ok=True)
-    return Html()
+    return page.verdict(said) if (said := _seen_in(checked.seen[0])) else Html()
+
+
+def _seen_in(seen: Seen) -> str:
+    """What the first photo shows, in a few words; "" if that cannot be said in few."""
+    where = seen.image.name if seen.image else "the smoke test's inputs"
+    if classes := _classes(seen):
+        return f"{where}: {classes[0].label or f'class {classes[0].index}'} {classes[0].score:.4f}"
+    results = seen.results
+    if results is None:
+        return ""
+    if results.boxes is not None:
+        best = results.boxes[0] if results.boxes else None
+        named = f", first {best.label or best.index} {best.score:.2f}" if best else ""
+        return f"{where}: {counted(len(results.boxes), 'thing')}{named}"
+    if results.mask is not None:
+        areas = sorted(results.mask.areas, key=lambda area: -area.pixels)
+        return f"{where}: {', '.join(str(area.label or area.index) for area in areas[:3])}"
+    return f"{where}: {results.text.text}" if results.text is not None else ""
 
 
 def _classes(seen: Seen) -> Any:
@@ -178,7 +196,7 @@ def _results(results: Any) -> Iterator[Html]:
 
 
 def _pictures(spec: PreprocessSpec, steps: PhotoSteps, photo: Path) -> Html:
-    """The photo after each step, and the tensor turned back into one."""
+    """The photo, beside it the tensor turned back into one, and what lies between them."""
     height, width = steps.size
     seen = steps.seen_box
     original = (
@@ -189,7 +207,8 @@ def _pictures(spec: PreprocessSpec, steps: PhotoSteps, photo: Path) -> Html:
         )
     )
     shown: list[tuple[Html, object]] = [
-        (original, _words("photo", f"{photo.name}, {width} x {height} pixels"))
+        (original, _words("photo", f"{photo.name}, {width} x {height} pixels")),
+        _undone(spec, steps),
     ]
     if steps.reduction > 1:
         small = steps.colored.shape
@@ -231,7 +250,6 @@ def _pictures(spec: PreprocessSpec, steps: PhotoSteps, photo: Path) -> Html:
             ),
         )
     )
-    shown.append(_undone(spec, steps))
     return page.figures(shown)
 
 
