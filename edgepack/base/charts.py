@@ -297,20 +297,23 @@ def marked_picture(
     alt: str,
 ) -> Html:
     """A PNG or JPEG of `width` x `height` pixels with boxes (left, top, right, bottom), a word at
-    each, and points (x, y) over it; other data gives nothing.
+    each that has one, and points (x, y) over it; other data gives nothing.
     """
     kind = image_kind(data)
     if kind is None:
         return Html()
-    size = max(width, height) / 40
+    size = max(width, height) / 32
     marks = []
     for (left, top, right, bottom), word in boxes:
         above = top - size / 4 if top > size else top + size
         marks.append(
             f'<rect x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" '
-            f'height="{bottom - top:.1f}"/>'
-            f'<text x="{left:.1f}" y="{above:.1f}" font-size="{size:.1f}">{text(word)}</text>\n'
+            f'height="{bottom - top:.1f}"/>\n'
         )
+        if word:
+            marks.append(
+                f'<text x="{left:.1f}" y="{above:.1f}" font-size="{size:.1f}">{text(word)}</text>\n'
+            )
     for x, y in points:
         marks.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size / 6:.1f}"/>\n')
     content = base64.b64encode(data).decode()

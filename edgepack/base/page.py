@@ -129,13 +129,13 @@ def picture(data: bytes, *, alt: str) -> Html:
     return Html(f'<img src="data:{kind};base64,{content}" alt="{text(alt)}">\n')
 
 
-def figures(pictures: Iterable[tuple[Html, object]], *, small: bool = False) -> Html:
-    """Pictures beside each other, as many as there is room for, each over its words."""
+def figures(pictures: Iterable[tuple[Html, object]], *, four: bool = False) -> Html:
+    """Pictures beside each other, as many as there is room for, or `four`, over their words."""
     items = "".join(
         f"<figure>{shown}<figcaption>{text(words)}</figcaption></figure>\n"
         for shown, words in pictures
     )
-    return Html(f'<div class="figures{" small" if small else ""}">\n{items}</div>\n')
+    return Html(f'<div class="figures{" four" if four else ""}">\n{items}</div>\n')
 
 
 def verdict(words: object, *, ok: bool | None = None) -> Html:
@@ -401,7 +401,8 @@ a {{ color: var(--bar-text) }}
 summary {{ cursor: pointer; margin: .8em 0; font-size: 1.05em }}
 .figures {{ display: grid; gap: 1em; align-items: start;
   grid-template-columns: repeat(auto-fill, minmax(min(17em, 100%), 1fr)) }}
-.figures.small {{ grid-template-columns: repeat(auto-fill, minmax(9em, 1fr)) }}
+.figures.four {{ grid-template-columns: repeat(4, 1fr); max-width: 56em }}
+@media (max-width: 40em) {{ .figures.four {{ grid-template-columns: repeat(2, 1fr) }} }}
 .figures svg:not(.marks) text {{ font-size: 26px }}
 figure {{ margin: 0 }} figure img {{ max-height: none; width: 100% }}
 figcaption {{ color: var(--weak); overflow-wrap: anywhere }} figcaption b {{ color: var(--text) }}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -199,15 +199,15 @@ def _pictures(spec: PreprocessSpec, steps: PhotoSteps, photo: Path) -> Html:
     """The photo, beside it the tensor turned back into one, and what lies between them."""
     height, width = steps.size
     seen = steps.seen_box
+    whole = seen == (0.0, 0.0, width, height)
     original = (
         page.picture(encoded(steps.photo), alt="the photo")
-        if seen == (0.0, 0.0, width, height)
-        else _boxed(
-            steps.photo, seen, "seen", (height, width), "the photo, with what the model sees of it"
-        )
+        if whole
+        else _framed(steps.photo, seen, "the photo, with what the model sees of it in a frame")
     )
+    size = f"{photo.name}, {width} x {height} pixels" + ("" if whole else "; in the frame: seen")
     shown: list[tuple[Html, object]] = [
-        (original, _words("photo", f"{photo.name}, {width} x {height} pixels")),
+        (original, _words("photo", size)),
         _undone(spec, steps),
     ]
     if steps.reduction > 1:
@@ -227,11 +227,10 @@ def _pictures(spec: PreprocessSpec, steps: PhotoSteps, photo: Path) -> Html:
         picture = (
             _as_channels(steps.resized, "resized")
             if crop is None
-            else _boxed(
-                resized, crop, "crop", resized.shape[:2], "resized, with what is cut out of it"
-            )
+            else _framed(resized, crop, "resized, with what is cut out of it in a frame")
         )
-        shown.append((picture, _words("resize", _resize_text(spec, steps))))
+        framed = "" if crop is None else "; in the frame: the crop"
+        shown.append((picture, _words("resize", _resize_text(spec, steps) + framed)))
     if spec.crop is not None:
         shown.append(
             (
@@ -297,9 +296,10 @@ def _as_channels(image: Any, alt: str) -> Html:
     return page.picture(encoded(_as_bgr(image)), alt=alt)
 
 
-def _boxed(image: Any, box: Any, word: str, size: tuple[int, int], alt: str) -> Html:
+def _framed(image: Any, box: Sequence[float], alt: str) -> Html:
     """An image (BGR) with a frame in it."""
-    return charts.marked_picture(encoded(image), size[1], size[0], [(box, word)], alt=alt)
+    height, width = image.shape[:2]
+    return charts.marked_picture(encoded(image), width, height, [(box, "")], alt=alt)
 
 
 def _stretched(spec: PreprocessSpec, steps: PhotoSteps) -> Html:
@@ -406,7 +406,7 @@ def _readings(spec: PreprocessSpec, steps: PhotoSteps) -> Iterator[Html]:
         "As models read it that were trained on ...",
         "The one that your model was trained on has to look like the photo. If another one does, "
         "scale, mean, std or color in [preprocess] are those of another model.",
-        page.figures(shown, small=True),
+        page.figures(shown, four=True),
     )
 
 
