@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgepack.base import page
 from edgepack.base.errors import UsageError
+from edgepack.base.page import Html
 from edgepack.base.text import counted
 from edgepack.cli.console import Console, table
 from edgepack.cli.options import (
@@ -22,7 +22,7 @@ from edgepack.cli.options import (
     project_file,
 )
 from edgepack.cli.pages import add_html, check_html, save
-from edgepack.cli.pages.evaluate import boxes_page, evaluate_page
+from edgepack.cli.pages.evaluate import boxes_page, evaluate_page, rows_page
 
 if TYPE_CHECKING:
     from edgepack.device.base import Device
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from edgepack.flow.project import Project
 
 _SHOWN = 20
-_ON_PAGE = 200
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -240,21 +239,12 @@ def _row_lines(found: RowEvaluation) -> list[str]:
     return lines
 
 
-def _rows_page(found: RowEvaluation) -> page.Html:
-    where = f" and on {found.device}" if found.device else ""
+def _rows_page(found: RowEvaluation) -> Html:
     said = {"output": found.answering.name, "target": found.target, **dict(_row_sides(found))}
     if found.device is not None:
         said["differ"] = _row_difference(found)
-    rows = _row_table(found)
     header = [name.lower() for name in _row_header(found)]
-    left = page.facts({"and": f"{len(rows) - _ON_PAGE} more" if len(rows) > _ON_PAGE else None})
-    title = "Seen differently" if found.device else "Wrong by the reference"
-    return page.page(
-        f"{counted(len(found.judged), 'row')}, here{where}",
-        page.facts(said),
-        page.section(title, page.table(rows[:_ON_PAGE], header), left) if rows else page.Html(),
-        kind="evaluate",
-    )
+    return rows_page(found, said, _row_table(found), header)
 
 
 def _lines(found: Evaluation) -> list[str]:

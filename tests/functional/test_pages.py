@@ -22,7 +22,7 @@ from edgepack.cli import main
 from edgepack.cli.pages.bench import bench_page
 from edgepack.cli.pages.compare import compare_page
 from edgepack.cli.pages.deploy import deploy_page
-from edgepack.cli.pages.evaluate import boxes_page, evaluate_page
+from edgepack.cli.pages.evaluate import boxes_page, evaluate_page, rows_page
 from edgepack.cli.pages.run import run_page
 from edgepack.cli.pages.tune import tune_page
 from edgepack.cli.pages.whole import read_page, whole_page
@@ -38,6 +38,7 @@ from edgepack.flow.average_precision import Guess, Thing, average_precision
 from edgepack.flow.compare import Compared, LayerError
 from edgepack.flow.evaluate import Evaluation, Judged, Photo
 from edgepack.flow.evaluate_boxes import BoxEvaluation
+from edgepack.flow.evaluate_rows import Answering, JudgedRow, RowEvaluation
 from tests import onnx_models, yolo_exports
 from tests.browser import Browse, browse, check_page
 from tests.fake_app import fake_bundle
@@ -202,6 +203,17 @@ def test_evaluate(browse: Browse) -> None:
     )
     found = Evaluation(judged=judged, labels=labels, device="pi")
     check_page(browse, evaluate_page(found), SHOTS, "evaluate")
+
+
+def test_evaluate_rows(browse: Browse) -> None:
+    kinds = Answering(name="y", at=0, is_value=False, classes=3, labels=("ash", LONG, "elm"))
+    judged = tuple(
+        JudgedRow(line=n, expected=n % 3, reference=n % 2, device=n % 3) for n in range(2, 40)
+    )
+    found = RowEvaluation(judged=judged, answering=kinds, target="tree", device="pi")
+    rows = [(one.line, LONG, "elm", "ash") for one in judged]
+    made = rows_page(found, {"output": "y", "reference": "a", "device": "b"}, rows, list("abcd"))
+    check_page(browse, made, SHOTS, "evaluate-rows")
 
 
 def test_evaluate_boxes(browse: Browse) -> None:

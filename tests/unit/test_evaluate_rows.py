@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,16 @@ def test_classes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
         "3     elm       oak        ash",
         "5     elm       elm        ash",
     ]
-    assert "accuracy 75.0% (3)" in Path("page.html").read_text()
+    made = Path("page.html").read_text()
+    assert "accuracy 75.0% (3)" in made
+    (matrix,) = re.findall('<table class="matrix">(.*?)</table>', made, re.DOTALL)
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in matrix.split("<tr>")[2:]]
+    # The device takes all of them for ashes: one oak, two elms, one ash.
+    assert [row[1:] for row in cells] == [
+        ["oak", "", "", "1"],
+        ["elm", "", "", "2"],
+        ["ash", "", "", "1"],
+    ]
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["reference"] == {"accuracy": 0.75}
 
@@ -146,7 +156,12 @@ def test_values(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     words = ["evaluate", "--rows", "rows.csv", "--target", "price", "--device", "pi"]
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["largest_difference"] == 0.25
-    assert main(words) == 0
+    assert main([*words, "--html", "page.html"]) == 0
+    # Three errors: of the device, of which the largest is 3.25.
+    made = Path("page.html").read_text()
+    assert "reference: MAE 1.16667, RMSE 1.75594; device: MAE 1.25, RMSE 1.88746" in made
+    drawn = made.partition("errors of pi")[2].partition("</svg>")[0]
+    assert sum(int(count) for count in re.findall(r"<title>(\d+) from", drawn)) == 3
     assert capsys.readouterr().out.splitlines()[1:] == [
         "reference  MAE 1.16667, RMSE 1.75594",
         "device     MAE 1.25, RMSE 1.88746",

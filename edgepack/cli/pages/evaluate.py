@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from edgepack.base import charts, page
 from edgepack.base.intervals import share_interval
@@ -16,11 +17,15 @@ if TYPE_CHECKING:
     from edgepack.flow.average_precision import AveragePrecision, ClassPrecision
     from edgepack.flow.evaluate import Evaluation, Judged
     from edgepack.flow.evaluate_boxes import BoxEvaluation
+    from edgepack.flow.evaluate_rows import RowEvaluation
 
 _SHOWN_PHOTOS = 200
+_SHOWN_ROWS = 200
 # Of more classes those that are confused most.
 _SHOWN_CLASSES = 40
 _SHOWN_CURVES = 60
+# A name, and the class that it sees in each case; None where it gave none.
+_Side = tuple[str, Sequence[Any]]
 
 
 def evaluate_page(found: Evaluation) -> Html:
@@ -40,29 +45,80 @@ def evaluate_page(found: Evaluation) -> Html:
         )
         if rows
     ]  # fmt: skip
-    sides = [("reference", shares["reference"], [one.reference for one in found.judged])]
+    tops: list[tuple[str, Any, Sequence[Any]]] = [
+        ("reference", shares["reference"], [one.reference[0] for one in found.judged])
+    ]
     if found.device is not None:
-        there = [one.device or () for one in found.judged]
-        sides.append((found.device, shares["device"], there))
+        there = [one.device[0] if one.device else None for one in found.judged]
+        tops.append((found.device, shares["device"], there))
     expected = [one.photo.expected for one in found.judged]
+    sides = [(name, seen) for name, _, seen in tops]
     said = {
         name: f"top-1 {_with_interval(_hits(expected, seen), len(expected))}; "
         f"top-5 {side['top5']:.1%}"
-        for name, side, seen in sides
+        for name, side, seen in tops
     }
     return page.page(
         f"{counted(len(found.judged), 'photo')}, here{where}",
-        page.verdict("; ".join(f"{name}: {side['top1']:.1%} right" for name, side, _ in sides)),
+        page.verdict("; ".join(f"{name}: {side['top1']:.1%} right" for name, side, _ in tops)),
         page.facts({"photos": len(found.judged), **said}),
-        page.section("Accuracy of each class", _classes(found, sides)),
-        page.section("Confusion", *_confusion(found)),
+        page.section("Accuracy of each class", _classes(found.label, expected, sides, "photos")),
+        page.section("Confusion", *_confusion(found.label, expected, sides, "photos")),
         *photos,
         kind="evaluate",
     )
 
 
-def _hits(expected: Sequence[int], seen: Sequence[Sequence[int]]) -> int:
-    return sum(one in own[:1] for one, own in zip(expected, seen, strict=True))
+def rows_page(
+    found: RowEvaluation,
+    said: Mapping[str, object],
+    rows: Sequence[Sequence[object]],
+    header: Sequence[str],
+) -> Html:
+    """How good the answers for rows of a table are: of classes what is taken for what, of values
+    how large the errors are. `said` is that in words, `rows` are those that are not right.
+    """
+    where = f" and on {found.device}" if found.device else ""
+    sides: list[tuple[str, Sequence[float | None]]] = [
+        ("reference", [one.reference for one in found.judged])
+    ]
+    if found.device is not None:
+        sides.append((found.device, [one.device for one in found.judged]))
+    expected = [one.expected for one in found.judged]
+    parts = []
+    if found.answering.is_value:
+        name, given = sides[-1]
+        errors = [
+            one - due
+            for one, due in zip(given, expected, strict=True)
+            if one is not None and math.isfinite(one)
+        ]
+        if errors:
+            drawn = charts.histogram(errors, unit="", title=f"errors of {name}")
+            words = f"What {name} gives less what is right."
+            parts.append(page.section("Errors", words, drawn))
+    else:
+        table = _classes(found.label, expected, sides, "rows")
+        parts.append(page.section("Accuracy of each class", table))
+        parts.append(page.section("Confusion", *_confusion(found.label, expected, sides, "rows")))
+    title = "Seen differently" if found.device else "Wrong by the reference"
+    if rows:
+        wrong = page.table(rows[:_SHOWN_ROWS], header)
+        more = len(rows) - _SHOWN_ROWS
+        left = f"and {counted(more, 'row')} more: --json has all" if more > 0 else ""
+        parts.append(page.section(f"{title}: {counted(len(rows), 'row')}", wrong, left))
+    verdict = "; ".join(f"{name}: {said[name]}" for name in ("reference", "device") if name in said)
+    return page.page(
+        f"{counted(len(found.judged), 'row')}, here{where}",
+        page.verdict(verdict),
+        page.facts(said),
+        *parts,
+        kind="evaluate",
+    )
+
+
+def _hits(expected: Sequence[float], seen: Sequence[float | None]) -> int:
+    return sum(one == own for one, own in zip(expected, seen, strict=True))
 
 
 def _with_interval(hits: int, count: int) -> str:
@@ -71,57 +127,55 @@ def _with_interval(hits: int, count: int) -> str:
 
 
 def _classes(
-    found: Evaluation, sides: Sequence[tuple[str, object, Sequence[Sequence[int]]]]
+    label: Callable[[Any], str], expected: Sequence[Any], sides: Sequence[_Side], word: str
 ) -> Html:
-    """Of each class that photos have: how many are right on each side, the worst first."""
-    photos = Counter(one.photo.expected for one in found.judged)
+    """Of each class that is expected: how many are right on each side, the worst first."""
+    counts = Counter(expected)
     right = [
-        Counter(
-            one.photo.expected
-            for one, own in zip(found.judged, seen, strict=True)
-            if one.photo.expected in own[:1]
-        )
-        for _, _, seen in sides
+        Counter(one for one, own in zip(expected, seen, strict=True) if one == own)
+        for _, seen in sides
     ]
     rows = []
-    for index in sorted(photos, key=lambda index: (right[-1][index] / photos[index], index)):
-        row: list[object] = [found.label(index), photos[index]]
+    for index in sorted(counts, key=lambda index: (right[-1][index] / counts[index], index)):
+        row: list[object] = [label(index), counts[index]]
         for own in right:
-            hits, count = own[index], photos[index]
+            hits, count = own[index], counts[index]
             low, high = share_interval(hits, count)
             bar = charts.share_bar(hits / count, low, high)
             row += [f"{hits / count:.1%}", bar, f"{low:.1%} to {high:.1%}"]
         rows.append(row)
-    names = [heading for name, _, _ in sides for heading in (name, "", "95 % confidence")]
+    names = [heading for name, _ in sides for heading in (name, "", "95 % confidence")]
     numbers = (False, True, *(True, False, True) * len(sides))
-    return page.table(rows, ("class", "photos", *names), numbers)
+    return page.table(rows, ("class", word, *names), numbers)
 
 
-def _confusion(found: Evaluation) -> Iterator[Html]:
-    """What is taken for what: as a matrix, and the most frequent mistakes as a list."""
-    counts = {(expected, seen): count for expected, seen, count in found.confusion()}
-    involved: Counter[int] = Counter()
-    for (expected, seen), count in counts.items():
-        mistakes = count if expected != seen else 0
-        involved.update({expected: mistakes, seen: mistakes})
+def _confusion(
+    label: Callable[[Any], str], expected: Sequence[Any], sides: Sequence[_Side], word: str
+) -> Iterator[Html]:
+    """What is taken for what by the last of the sides: as a matrix, and the most frequent mistakes
+    as a list."""
+    name, seen = sides[-1]
+    pairs = zip(expected, seen, strict=True)
+    counts = Counter((one, own) for one, own in pairs if own is not None)
+    involved: Counter[Any] = Counter()
+    for (one, own), count in counts.items():
+        mistakes = count if one != own else 0
+        involved.update({one: mistakes, own: mistakes})
     # All that are confused go before all that are not.
     kept = sorted(involved, key=lambda index: (-involved[index], index))[:_SHOWN_CLASSES]
     kept.sort()
-    side = f"on {found.device}" if found.device else "by the reference"
     left = len(involved) - len(kept)
+    least = f" {left} classes, the least confused, are left out." if left else ""
     yield page.paragraph(
-        f"Rows are what photos show, columns what is seen {side}: a column has its row's number."
-        + (f" {counted(left, 'class')}, the least confused, are left out." if left else "")
+        f"Rows are what is expected, columns what is seen by {name}: a column has its row's "
+        f"number.{least}"
     )
     cells = [[counts.get((row, column), 0) for column in kept] for row in kept]
-    yield charts.matrix(cells, [found.label(index) for index in kept], corner="expected")
-    wrong = [
-        (found.label(expected), found.label(seen), count)
-        for expected, seen, count in found.confusion()
-        if expected != seen
-    ]
+    yield charts.matrix(cells, [label(index) for index in kept], corner="expected")
+    order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    wrong = [(label(one), label(own), count) for (one, own), count in order if one != own]
     if wrong:
-        table = page.table(wrong[:_SHOWN_PHOTOS], ("expected", "seen as", "photos"))
+        table = page.table(wrong[:_SHOWN_ROWS], ("expected", "seen as", word))
         yield page.folded(f"{counted(len(wrong), 'pair')} of classes that are confused", table)
 
 
