@@ -196,7 +196,7 @@ def test_an_ansible_inventory_behind_a_jump_host(
       ansible_ssh_private_key_file: {board.key_file}
       ansible_ssh_common_args: -J {hop.user}@localhost:{hop.port} -o UserKnownHostsFile={known}
       edgepack_board: rasp3b
-    off:
+    "off":
       <<: *all
       ansible_port: {closed}
 """
