@@ -27,7 +27,7 @@ from edgepack.base.progress import Progress
 from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel, compile_apart, plan_model
 from edgepack.compiler.frontend.load import load_model
-from edgepack.flow.growth import DEFAULT_OPTIMIZE, GROWTH
+from edgepack.flow.optimize import DEFAULT_OPTIMIZE, GROWTH
 from edgepack.model import ModelSpec
 from edgepack.native.toolchain import select
 

@@ -228,10 +228,10 @@ _TEXTS = {"type": "array", "items": _TEXT}
 
 def _asked_of_devices() -> dict[str, Any]:
     """What edgepack-run and edgepack-device print, which is passed on as it is."""
+    from edgepack.deploy.ab_timing import AbTiming
     from edgepack.deploy.answers import HealthOutcome, Holder
     from edgepack.deploy.app_answers import Bench, Class, Deviation, LayerTime
     from edgepack.deploy.conditions import Conditions
-    from edgepack.deploy.duel import Duel
 
     times = ("load_ms", "decode_ms", "preprocess_ms", "run_ms")
     output = _object(
@@ -310,7 +310,7 @@ def _asked_of_devices() -> dict[str, Any]:
             {**app, "bench": bench, "conditions": conditions},
             may={**perhaps, "profile": profile},
         ),
-        "bench --compare": _record(Duel, before=_record(Conditions), after=_record(Conditions)),
+        "bench --compare": _record(AbTiming, before=_record(Conditions), after=_record(Conditions)),
         "status": status,
         "rollback": _object({"release": _TEXT}, may={"before": _or_null(_TEXT)}),
         "prune": _object({"removed": _TEXTS}),

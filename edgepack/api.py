@@ -20,7 +20,7 @@ import numpy.typing as npt
 from edgepack import formats
 from edgepack.base.arguments import speaks_of_arguments
 from edgepack.base.errors import UsageError
-from edgepack.base.progress import NO_PROGRESS, Progress, reporting_to
+from edgepack.base.progress import NO_PROGRESS, Progress, make_progress
 from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.signing import check_version, note_version, sign_folder
 from edgepack.flow.arguments import Preprocess, project_from
@@ -145,7 +145,7 @@ def evaluate(
     )
     device = deployed.device if deployed else None
     root = deployed.root if deployed else ""
-    told = reporting_to(progress)
+    told = make_progress(progress)
     if images is not None and rows is not None:
         raise UsageError("images and rows: a model takes photos or rows")
     if (rows is None) != (target is None):
@@ -195,7 +195,7 @@ def quantize(
         judge=_path(judge) or (said.judge if said else None),
         snr_db=snr_db if snr_db is not None else said.snr_db if said else None,
         budget=budget,
-        progress=reporting_to(progress),
+        progress=make_progress(progress),
     )
 
 
@@ -225,7 +225,7 @@ def compare(
         deployed.device,
         deployed.root,
         inputs=[np.asarray(one) for one in inputs],
-        progress=reporting_to(progress),
+        progress=make_progress(progress),
     )
 
 
@@ -257,7 +257,7 @@ def tune(
         trials=trials,
         emulated=emulated,
         ssh=ssh,
-        progress=reporting_to(progress),
+        progress=make_progress(progress),
     )
 
 
@@ -283,7 +283,7 @@ def package(
     )
     formats.check_board(format, board_of(known))
     job = make_job(known)
-    bundle = package_job(job, Path(out), progress=reporting_to(progress))
+    bundle = package_job(job, Path(out), progress=make_progress(progress))
     if sign is not None:
         check_version(bundle, Path(sign))
         sign_folder(bundle, Path(sign))

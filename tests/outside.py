@@ -29,12 +29,12 @@ from edgepack.base.errors import EdgepackError
 from edgepack.base.paths import data_file
 from edgepack.compiler.choices import Way
 from edgepack.fleet.ansible import read_inventory
-from edgepack.flow.exporters import said_of
+from edgepack.flow.exporters import read_exporter
 from edgepack.flow.project import load_project, read_labels
-from edgepack.flow.quantized import AGREEMENT, CALIBRATION, quantize_said
+from edgepack.flow.quantized import AGREEMENT, CALIBRATION, read_quantization
 from edgepack.flow.records import Confirmation, Trial, read_records
 from edgepack.model import ModelSpec, read_model
-from edgepack.model.states import declared
+from edgepack.model.states import read_declared
 from tests.onnx_models import Builder
 
 MOST_MESSAGE = 5_000
@@ -269,7 +269,7 @@ def _mutate_said(source: random.Random, data: bytes) -> bytes:
 
 def _read_said(path: Path) -> object:
     model = read_model(ModelSpec(path=path))
-    return quantize_said(model), declared(model.proto), said_of(model)
+    return read_quantization(model), read_declared(model.proto), read_exporter(model)
 
 
 _SETTINGS = {
@@ -289,7 +289,7 @@ def _read_beside(path: Path) -> object:
     model.write_bytes(_model({}).SerializeToString())
     for other in _SETTINGS.keys() - {path.name}:
         (path.parent / other).unlink(missing_ok=True)
-    return said_of(read_model(ModelSpec(path=model)))
+    return read_exporter(read_model(ModelSpec(path=model)))
 
 
 READERS: Mapping[str, Outside] = {

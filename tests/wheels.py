@@ -20,7 +20,7 @@ from pathlib import Path
 
 from edgepack.base.errors import EdgepackError, UsageError, perhaps
 from edgepack.base.paths import cache_dir, data_file
-from edgepack.base.progress import NO_PROGRESS, Progress, reporting_to
+from edgepack.base.progress import NO_PROGRESS, Progress, make_progress
 from edgepack.base.version import VERSION
 from edgepack.boards import Board, load_boards
 from edgepack.native import app, device_tool, emulate
@@ -44,7 +44,7 @@ def main() -> int:
     parser.add_argument("triples", nargs="*", metavar="TRIPLE", help=f"of {', '.join(boards)}")
     parser.add_argument("--out", type=Path, help="default: wheels in the cache, where demo looks")
     args = parser.parse_args()
-    progress = reporting_to(lambda text: print(f"==> {text}", file=sys.stderr))
+    progress = make_progress(lambda text: print(f"==> {text}", file=sys.stderr))
     try:
         for triple in args.triples or boards:
             if triple not in boards:

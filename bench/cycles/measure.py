@@ -26,7 +26,7 @@ from edgepack.base.progress import Progress
 from edgepack.boards import Board, get_board
 from edgepack.compiler.pipeline.cores import CORES, PAIRING, Core
 from edgepack.cycles import trace
-from edgepack.cycles.estimate import Costs, CycleEstimate, alternatives, estimate, paired
+from edgepack.cycles.estimate import Costs, CycleEstimate, alternatives, estimate, estimate_pairings
 from edgepack.cycles.memories import MEMORIES, BoardMemory
 from edgepack.flow.reference import run_reference
 
@@ -118,7 +118,7 @@ def assumptions(board: Board) -> tuple[str, ...]:
 def _costs(found: trace.Trace, board: Board) -> tuple[dict[str, Costs], dict[str, Costs]]:
     """The windows on the board's core by assumption, and with what else may be so."""
     if core := CORES.get(board.cpu):
-        return paired(found, core), alternatives(found, core)
+        return estimate_pairings(found, core), alternatives(found, core)
     llvms = reorder.DESCRIPTIONS[board.cpu]
     others = {name: reorder.window_costs(found, llvms, options) for name, options in llvms.others}
     return {reorder.NAME: reorder.window_costs(found, llvms)}, others

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from edgepack.base.errors import ToolchainError
 from edgepack.base.process import run
-from edgepack.cycles.estimate import Costs, chosen, counted_from
+from edgepack.cycles.estimate import Costs, choose_windows, find_count_start
 from edgepack.cycles.trace import Trace
 
 NAME = "llvm-mca"
@@ -66,14 +66,14 @@ def window_costs(
         number: [_ADDRESS.sub(r"\1#0", text.strip()) for text in block.texts]
         for number, block in trace.blocks.items()
     }
-    windows = chosen(trace.windows)
+    windows = choose_windows(trace.windows)
     programs = {
         tuple(window): [text for number in window for text in texts.get(number, ())]
         for window in windows
     }
     regions: dict[tuple[str, ...], int] = {}
     for program in programs.values():
-        for part in (program, program[: counted_from(program)]):
+        for part in (program, program[: find_count_start(program)]):
             regions[tuple(part)] = 0
     argv = [
         _tool(),
@@ -90,7 +90,7 @@ def window_costs(
     samples: list[tuple[float, int, int]] = []
     for window in windows:
         program = programs[tuple(window)]
-        first = counted_from(program)
+        first = find_count_start(program)
         spent = regions[tuple(program)] - regions[tuple(program[:first])]
         samples.append((spent, max(1, len(program) - first), window[len(window) // 2]))
     return Costs(samples=samples, of_blocks=False)

@@ -226,7 +226,7 @@ def error_of(described: dict[str, Any]) -> EdgepackError:
     return error
 
 
-def prefixed(error: EdgepackError, before: str) -> EdgepackError:
+def prefix_error(error: EdgepackError, before: str) -> EdgepackError:
     """The error with its message after `before`."""
     return error_of({**describe(error), "message": before + error.message})
 

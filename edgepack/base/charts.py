@@ -170,7 +170,7 @@ class _Plot:
         return _svg(_WIDTH, base + _AXIS, axes + body + words, title)
 
 
-def stacked(parts: Sequence[tuple[str, float, str]], *, title: str) -> Html:
+def draw_stacked_bar(parts: Sequence[tuple[str, float, str]], *, title: str) -> Html:
     """One bar of parts beside each other, and below it what each is called and its value in words.
 
     Parts beyond the page's colours are put together as the last of them.

@@ -155,7 +155,7 @@ def swatch(color: tuple[int, int, int]) -> Html:
     return Html(f'<i class="swatch" style="background:rgb({red},{green},{blue})"></i>')
 
 
-def folded(title: str, *parts: Html) -> Html:
+def fold_parts(title: str, *parts: Html) -> Html:
     """Parts that are seen once their title is clicked."""
     return Html(f"<details>\n<summary>{text(title)}</summary>\n{''.join(parts)}</details>\n")
 
@@ -186,14 +186,14 @@ class Tabular:
         listed = table((tuple(map(_cell, row.values())) for row in shown), header)
         more = len(rows) - len(shown)
         left = facts({"and": f"{more} more: rows() has all" if more else None})
-        return embedded(facts(said), listed if rows else Html(), left)
+        return embed_parts(facts(said), listed if rows else Html(), left)
 
 
 def _cell(value: object) -> object:
     return f"{value:.4g}" if isinstance(value, float) else value
 
 
-def embedded(*parts: Html) -> Html:
+def embed_parts(*parts: Html) -> Html:
     """Parts with their styles, for a notebook; on a page they look as all others."""
     style = f"<style>.edgepack {{{_PARTS}}}</style>"
     return Html(f'<div class="edgepack">\n{style}\n{"".join(parts)}</div>\n')

@@ -162,7 +162,7 @@ class Beside:
             try:
                 return function(*args, **kwargs)
             finally:
-                progress.ended()
+                progress.end_step()
 
         return self._pool.submit(contextvars.copy_context().run, body)
 

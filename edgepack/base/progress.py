@@ -42,7 +42,7 @@ _listeners: list[Listener] = []
 
 
 @contextlib.contextmanager
-def heard_by(listener: Listener) -> Iterator[None]:
+def attach_listener(listener: Listener) -> Iterator[None]:
     """`listener` hears in this block what `now` is told anywhere in this process."""
     _listeners.append(listener)
     try:
@@ -57,7 +57,7 @@ def now(text: str, done: int = 0, total: int = 0) -> None:
         listener.now(text, done, total)
 
 
-def ended() -> None:
+def end_step() -> None:
     """Say that the calling thread has done its step: it waits, or something else is shown."""
     for listener in _listeners:
         listener.ended()
@@ -95,7 +95,7 @@ class _Told(NoProgress):
         yield _NoBar()
 
 
-def reporting_to(progress: Progress | Callable[[str], object]) -> Progress:
+def make_progress(progress: Progress | Callable[[str], object]) -> Progress:
     """A `Progress`, or one that calls a function with the text of each step."""
     if isinstance(progress, Progress):
         return progress

@@ -65,7 +65,7 @@ def unicode_only(value: Any) -> Any:
 def megabytes(size_bytes: int) -> str:
     """For example "14.1 MB" (10^6 bytes), of what is small "0.012 MB", or "312 bytes"."""
     if 0 < size_bytes < 500:
-        return counted(size_bytes, "byte")
+        return format_count(size_bytes, "byte")
     digits = 1 if size_bytes >= 50_000 or size_bytes == 0 else 3
     return f"{size_bytes / 1e6:.{digits}f} MB"
 
@@ -76,7 +76,7 @@ def milliseconds(time_ms: float) -> str:
     return f"{time_ms:.{digits}f} ms"
 
 
-def counted(count: int, word: str) -> str:
+def format_count(count: int, word: str) -> str:
     """For example "1 photo" or "2 photos"."""
     return f"{count} {word}" + "s" * (count != 1)
 

@@ -67,7 +67,7 @@ def look_for(*names: str) -> Path | None:
 def find_tool(name: str) -> Path:
     """The program called `name`. Raises ToolMissingError naming the package to install."""
     if (found := look_for(name)) is None:
-        raise missing(name)
+        raise explain_missing(name)
     return found
 
 
@@ -91,9 +91,9 @@ def need_tools(*wanted: Sequence[str]) -> None:
     lost = [names[0] for names in wanted if look_for(*names) is None]
     if lost:
         packages = dict.fromkeys(DEBIAN_PACKAGES.get(name, name) for name in lost)
-        raise missing(", ".join(lost), apt(*packages))
+        raise explain_missing(", ".join(lost), apt(*packages))
 
 
-def missing(name: str, hint: str | None = None) -> ToolMissingError:
+def explain_missing(name: str, hint: str | None = None) -> ToolMissingError:
     """The error for `name`: one of the tables above, else with its own `hint`."""
     return ToolMissingError(f"not found: {name}", hint=hint or install(name))

@@ -21,7 +21,7 @@ from pathlib import Path
 from edgepack.base.errors import BundleError, ToolchainError, UsageError
 from edgepack.base.paths import write_atomic
 from edgepack.base.process import last_lines
-from edgepack.base.progress import ended
+from edgepack.base.progress import end_step
 from edgepack.base.tables import read_text
 from edgepack.base.tools import find_tool
 from edgepack.bundle.bundle import Bundle, open_bundle, write_tarball
@@ -389,7 +389,7 @@ def _run(*words: str, input: bytes | None = None) -> subprocess.CompletedProcess
     """ssh-keygen in this process's session: it asks for passphrases on the terminal."""
     tool = find_tool("ssh-keygen")
     log.debug("run %s", shlex.join(("ssh-keygen", *words)))
-    ended()  # the terminal is ssh-keygen's
+    end_step()  # the terminal is ssh-keygen's
     return subprocess.run(
         [tool, *words],
         input=b"" if input is None else input,

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from edgepack.base.errors import EXIT_CODES, EdgepackError, UsageError, perhaps
 from edgepack.base.paths import outside_allowed, set_cache_dir
-from edgepack.base.progress import heard_by
+from edgepack.base.progress import attach_listener
 from edgepack.base.version import VERSION
 from edgepack.cli.console import Console
 from edgepack.cli.examples import EXAMPLES
@@ -235,7 +235,7 @@ def main(argv: Sequence[str]) -> int:
             from edgepack.native.wheel_places import use_places
 
             use_places(places)
-        with heard_by(console), outside_allowed(args.allow_outside):
+        with attach_listener(console), outside_allowed(args.allow_outside):
             return _run(parser, args, console)
     except EdgepackError as error:
         console.error(error.message, error.hint, error.exit_code)

@@ -21,10 +21,10 @@ from edgepack.cli.pages import add_html, check_html, save
 from edgepack.cli.pages.bench import bench_page
 from edgepack.cli.result_lines import answer_lines, bench_lines, profile_lines
 from edgepack.deploy import remote_tool
+from edgepack.deploy.ab_timing import AbTiming, time_in_turns
 from edgepack.deploy.answers import Release, SenselessError
 from edgepack.deploy.app_answers import emulated_mark
 from edgepack.deploy.conditions import Conditions, read_conditions
-from edgepack.deploy.duel import Duel, duel
 from edgepack.deploy.remote_app import RunRequest, ask_app
 
 
@@ -116,14 +116,14 @@ def _compare(args: argparse.Namespace, options: list[str], console: Console) -> 
     device, root = open_release(args, console)
     try:
         releases = (args.compare[0], args.compare[1])
-        found = duel(device, root, releases, options, runs=args.runs, progress=console)
+        found = time_in_turns(device, root, releases, options, runs=args.runs, progress=console)
     finally:
         device.close()
     console.data(found.to_dict(), "\n".join(_duel_lines(found)))
     return 0
 
 
-def _duel_lines(found: Duel) -> list[str]:
+def _duel_lines(found: AbTiming) -> list[str]:
     rounds = f"{len(found.a_ms)} rounds in turns"
     mark = emulated_mark(found.emulated)
     return [

@@ -24,7 +24,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if args.name is not None:
         if args.name not in boards:
             raise ConfigError(f"unknown board: {args.name}", hint=perhaps(args.name, boards))
-        values = described(boards[args.name])
+        values = describe_board(boards[args.name])
         console.data(
             values, "\n".join(f"{key:<10} {_text(value)}".rstrip() for key, value in values.items())
         )
@@ -37,13 +37,13 @@ def run(args: argparse.Namespace, console: Console) -> int:
         for board in boards.values()
     ]
     console.data(
-        [described(board) for board in boards.values()],
+        [describe_board(board) for board in boards.values()],
         table(rows, ("BOARD", "CPU", "COST MODEL", "CORES", "TRIPLE", "GLIBC", "")),
     )
     return 0
 
 
-def described(board: Board) -> dict[str, Any]:
+def describe_board(board: Board) -> dict[str, Any]:
     """The profile, and by whose figures its kernels are chosen; null: it has none of its own."""
     return {**board.to_dict(), "cost_model": cost_model(board)}
 

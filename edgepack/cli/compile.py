@@ -35,7 +35,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Write model.so, graph.json and params.bin."""
-    from edgepack.flow.job import compile_job, cpu_job, make_job, tuned_for
+    from edgepack.flow.job import choose_tuned_for, compile_job, cpu_job, make_job
 
     job = make_job(project_of(args))
     out: Path = args.out or Path("build") / f"{job.project.name}-{job.board.name}"
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 shutil.copyfile(file, work / "cpu" / file.name)
     title = f"{job.project.name} for {job.board.name}"
     save(args, console, compile_page(compiled, title, job.board))
-    tuned = tuned_for(job, compiled).choices
+    tuned = choose_tuned_for(job, compiled).choices
     summary = f"{out}: for {job.board.name} ({job.board.cpu}), {memory(compiled, job.board)}"
     if tuned:
         summary += f"; {len(tuned)} {'kernel' if len(tuned) == 1 else 'kernels'} as tuned"

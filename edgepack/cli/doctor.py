@@ -8,7 +8,7 @@ from edgepack.base.errors import ToolchainError
 from edgepack.boards import get_board
 from edgepack.cli.console import Console, table
 from edgepack.cli.options import board_files
-from edgepack.flow.doctor import check_board, missing
+from edgepack.flow.doctor import check_board, find_missing
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Print each tool with its version or the command that installs it."""
     board = get_board(args.board, board_files(args))
     checks = check_board(board)
-    lost = missing(checks)
+    lost = find_missing(checks)
     rows = [
         (
             "ok" if check.version else "MISSING" if check.required else "not found",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from edgepack.base.errors import UsageError
 from edgepack.base.page import Html
-from edgepack.base.text import counted
+from edgepack.base.text import format_count
 from edgepack.cli.console import Console, table
 from edgepack.cli.options import (
     add_device,
@@ -155,7 +155,7 @@ def _box_lines(found: BoxEvaluation) -> list[str]:
     sides = [("reference", found.reference)]
     if found.on_device is not None:
         sides.append(("device", found.on_device))
-    lines = [f"photos     {found.photos}, with {counted(found.objects, 'object')}"]
+    lines = [f"photos     {found.photos}, with {format_count(found.objects, 'object')}"]
     for name, side in sides:
         sizes = ", ".join(f"{size} {_share(value)}" for size, value in side.by_size.items())
         lines.append(
@@ -201,7 +201,7 @@ def _row_side(found: RowEvaluation, seen: Callable[[JudgedRow], Number | None]) 
 
 def _row_difference(found: RowEvaluation) -> str:
     if not found.answering.is_value:
-        return counted(len(found.differing), "row")
+        return format_count(len(found.differing), "row")
     largest = found.largest_difference
     return "not finite on one side" if largest is None else f"by {largest:.3g} at most"
 
@@ -251,7 +251,7 @@ def _lines(found: Evaluation) -> list[str]:
     lines = [f"photos     {len(found.judged)}", _right(found, "reference", on_device=False)]
     if found.device is not None:
         lines.append(_right(found, "device", on_device=True))
-        lines.append(f"differ     {counted(len(found.differing), 'photo')}")
+        lines.append(f"differ     {format_count(len(found.differing), 'photo')}")
         rows = [
             (
                 one.photo.name,

@@ -13,7 +13,7 @@ from types import FrameType
 
 from edgepack.base.errors import NothingThereError, RemoteError
 from edgepack.base.process import user_at_host
-from edgepack.base.text import counted, message, one_line
+from edgepack.base.text import format_count, message, one_line
 from edgepack.cli.console import Console, table
 from edgepack.fleet import (
     Fleet,
@@ -145,7 +145,7 @@ def _plan_lines(fleet: Fleet, plan: RolloutPlan) -> list[str]:
         names = first if wave.total == 1 else f"{first} ... {last}"
         rows.append((wave.name, wave.total, len(wave.devices), names))
     return [
-        f"{fleet.name}: {counted(plan.total, 'device')}, {plan.todo} to do",
+        f"{fleet.name}: {format_count(plan.total, 'device')}, {plan.todo} to do",
         f"boards    {boards or 'none to do'}",
         table(rows, ("WAVE", "DEVICES", "TO DO", "WHICH")),
     ]
@@ -160,7 +160,7 @@ class _Teller:
 
     def wave_begins(self, wave: Wave) -> None:
         done = wave.total - len(wave.devices)
-        text = f"{wave.name}: {counted(len(wave.devices), 'device')}"
+        text = f"{wave.name}: {format_count(len(wave.devices), 'device')}"
         self._console.step(text + (f", {done} more done before" if done else ""))
 
     def devices_end(self, outcomes: Sequence[Outcome]) -> None:

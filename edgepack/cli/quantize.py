@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgepack.base.errors import UsageError
-from edgepack.base.text import counted, megabytes
+from edgepack.base.text import format_count, megabytes
 from edgepack.cli.console import Console, table
 from edgepack.cli.options import (
     add_model,
@@ -119,8 +119,8 @@ def _lines(found: Result, out: Path) -> list[str]:
 
     lines = [
         f"{out}: {megabytes(out.stat().st_size)}",
-        f"calibrated on {counted(found.calibrated, 'photo')}, validated on "
-        f"{counted(found.judged, 'held-out photo')} against float32",
+        f"calibrated on {format_count(found.calibrated, 'photo')}, validated on "
+        f"{format_count(found.judged, 'held-out photo')} against float32",
         _said("integers", found.all_int8),
     ]
     if found.in_float:

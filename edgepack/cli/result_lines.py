@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from edgepack.base.text import counted, megabytes, milliseconds, one_line
+from edgepack.base.text import format_count, megabytes, milliseconds, one_line
 from edgepack.cli.console import table
 from edgepack.deploy.answers import Answer, HealthOutcome, Release, Status
 from edgepack.deploy.app_answers import AppAnswer, Bench, Deviation, Profile, emulated_mark
@@ -148,7 +148,7 @@ def deploy_lines(report: Report, name: str) -> list[str]:
     """What a deploy did, and what the smoke test gave."""
     sent = report.sent_text()
     if report.outcome == "deployed":
-        sent += f"; {counted(len(report.reused_files), 'file')} reused"
+        sent += f"; {format_count(len(report.reused_files), 'file')} reused"
     if report.copied_bytes:
         sent += f", {megabytes(report.copied_bytes)} copied from files there"
     if report.links > 1:
@@ -233,8 +233,8 @@ def status_lines(
     if status.previous:
         lines.append(f"previous  {_release(status.previous)}")
     lines.append(
-        f"stored    {counted(status.releases, 'release')}, "
-        f"{megabytes(status.store_bytes)} in {counted(status.blobs, 'file')}"
+        f"stored    {format_count(status.releases, 'release')}, "
+        f"{megabytes(status.store_bytes)} in {format_count(status.blobs, 'file')}"
     )
     if status.newest:
         lines.append(f"newest    {status.newest}")

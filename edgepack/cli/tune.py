@@ -105,8 +105,8 @@ def _fit(args: argparse.Namespace, job: Job, console: Console) -> int:
     from edgepack.compiler.choices import maker
     from edgepack.compiler.limited import limits_for
     from edgepack.compiler.variants import surveys_apart
-    from edgepack.flow.growth import GROWTH
     from edgepack.flow.job import precision_of
+    from edgepack.flow.optimize import GROWTH
     from edgepack.flow.records import RecordsError, read_records, trials_of
     from edgepack.model import ModelSpec, read_model
     from edgepack.tuning.fit import Surveyor, fit

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgepack.base.paths import atomic_dir
 from edgepack.base.progress import NO_PROGRESS, Progress
-from edgepack.base.text import counted
+from edgepack.base.text import format_count
 from edgepack.compiler.choices import NO_CHOICES, UNLIMITED, Choices
 from edgepack.compiler.compiled import OBJECTS
 from edgepack.compiler.compiled import CompiledModel as CompiledModel
@@ -157,7 +157,7 @@ def _compile(
         model, board, rules=rules, growth=growth, precision=precision, progress=progress
     )
     laid_out, kernels, layers = planner.plan(choices)
-    progress.step(f"compiling {counted(len(kernels), 'kernel')} for {board.cpu}")
+    progress.step(f"compiling {format_count(len(kernels), 'kernel')} for {board.cpu}")
     import tvm
 
     from edgepack.compiler.backend import build, code
@@ -208,7 +208,7 @@ def _compile_for_gpu(
 
     from edgepack.compiler.backend import build, code
 
-    progress.step(f"compiling {counted(len(planned.on_gpu), 'kernel')} for {gpu.device}")
+    progress.step(f"compiling {format_count(len(planned.on_gpu), 'kernel')} for {gpu.device}")
     with atomic_dir(out) as work:
         apart.at(f"compiling {len(planned.on_gpu)} kernels of the GPU")
         name, content = planning.device_code(planned, gpu)

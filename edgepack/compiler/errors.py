@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgepack.base import apart
 from edgepack.base.errors import EdgepackError, ModelError, TimeLimitError
-from edgepack.base.text import counted
+from edgepack.base.text import format_count
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class UnsupportedOperatorError(ModelError):
         ways = dict.fromkeys(f"{operator}: {instead}" for operator, _, instead in groups)
         super().__init__(
             f"{path}: operators that cannot be compiled ({len({key[0] for key in groups})}, "
-            f"in {counted(len(nodes), 'node')})" + "".join(f"\n  {line}" for line in lines),
+            f"in {format_count(len(nodes), 'node')})" + "".join(f"\n  {line}" for line in lines),
             hint="\n  ".join(ways),
         )
         self.nodes = tuple(nodes)

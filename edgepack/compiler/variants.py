@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from edgepack.base.apart import Limits
 from edgepack.base.paths import atomic_dir
 from edgepack.base.progress import NO_PROGRESS, Progress
-from edgepack.base.text import counted
+from edgepack.base.text import format_count
 from edgepack.boards import Board
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.choices import UNLIMITED, Choices, Tunable
@@ -209,7 +209,7 @@ def _compile_there(
         for index, choices in enumerate(variants):
             apart.at(f"planning variant {index + 1}", index, len(variants))
             joint.add(*planner.plan(choices))
-        progress.step(f"compiling {counted(len(joint.kernels), 'kernel')} for {board.cpu}")
+        progress.step(f"compiling {format_count(len(joint.kernels), 'kernel')} for {board.cpu}")
         apart.at(f"making machine code of {len(joint.kernels)} kernels")
         with atomic_dir(out) as work:
             build.build_library(

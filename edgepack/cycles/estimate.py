@@ -74,7 +74,7 @@ class CycleEstimate:
 
 def window_costs(trace: Trace, core: Core, windows: Sequence[Sequence[int]] | None = None) -> Costs:
     """Cycles of the blocks in some windows on a core that issues in order; by default in those
-    that `chosen` gives. A block's last until the next one begins."""
+    that `choose_windows` gives. A block's last until the next one begins."""
     decoded: dict[str, Step] = {}
     blocks: dict[int, list[Step]] = {}
     known: dict[tuple[int, ...], list[_Sample]] = {}
@@ -97,7 +97,7 @@ def window_costs(trace: Trace, core: Core, windows: Sequence[Sequence[int]] | No
         if not program:
             return []
         at = issue_cycles(program, core)
-        first = counted_from(at)
+        first = find_count_start(at)
         at.append(at[-1] + 1)
         ends = [*starts[1:], len(program)]
         return [
@@ -108,7 +108,7 @@ def window_costs(trace: Trace, core: Core, windows: Sequence[Sequence[int]] | No
 
     samples: list[_Sample] = []
     outer: list[_Sample] = []
-    for window in chosen(trace.windows) if windows is None else windows:
+    for window in choose_windows(trace.windows) if windows is None else windows:
         key = tuple(window)
         if key not in known:
             known[key] = played(key)
@@ -121,12 +121,12 @@ def window_costs(trace: Trace, core: Core, windows: Sequence[Sequence[int]] | No
     return Costs(samples=samples, of_blocks=True)
 
 
-def counted_from(window: Sequence[object]) -> int:
+def find_count_start(window: Sequence[object]) -> int:
     """Where in a window's instructions counting begins."""
     return int(len(window) * _WARM)
 
 
-def chosen(windows: Sequence[list[int]]) -> Sequence[list[int]]:
+def choose_windows(windows: Sequence[list[int]]) -> Sequence[list[int]]:
     """Those that are played."""
     stride = -(-len(windows) // MAX_WINDOWS)
     return windows[::stride] if stride > 1 else windows
@@ -233,7 +233,7 @@ def parts(trace: Trace, costs: Costs, name: Callable[[int], str]) -> dict[str, K
     return _parts(_by_stratum(trace, costs, name, strata)[0], strata)
 
 
-def covering(trace: Trace) -> list[Sequence[int]]:
+def cover_blocks(trace: Trace) -> list[Sequence[int]]:
     """Windows that show each block that matters a few times, as far as those of the trace do."""
     most = _MATTERS * trace.instructions
     wanted = {
@@ -244,7 +244,7 @@ def covering(trace: Trace) -> list[Sequence[int]]:
     # Not one after the other: a kernel's first turns have other neighbours.
     order = sorted(range(count), key=lambda index: index * _STRIDE % count)
     for window in (trace.windows[index] for index in order):
-        counted = window[counted_from(window) :]
+        counted = window[find_count_start(window) :]
         if any(wanted.get(number, 0) > 0 for number in counted):
             found.append(window)
             for number in set(counted) & wanted.keys():
@@ -277,7 +277,7 @@ def estimate(
     )
 
 
-def paired(trace: Trace, core: Core) -> dict[str, Costs]:
+def estimate_pairings(trace: Trace, core: Core) -> dict[str, Costs]:
     """The windows' costs on an in-order core under each pairing."""
     return {pairing: window_costs(trace, core.paired(pairing)) for pairing in PAIRING}
 

@@ -16,7 +16,7 @@ from edgepack.base.errors import ToolchainError
 from edgepack.base.kept import zig_cache
 from edgepack.base.paths import atomic_dir, cache_dir, locked
 from edgepack.base.process import run
-from edgepack.base.tools import find_tool, missing
+from edgepack.base.tools import explain_missing, find_tool
 from edgepack.cycles.memories import BoardMemory
 from edgepack.native.toolchain import zig_executable
 
@@ -106,7 +106,7 @@ def build_plugin(qemu: Path) -> Path:
         if not folder.exists():
             zig = zig_executable()
             if zig is None:
-                raise missing("zig")
+                raise explain_missing("zig")
             flags = (
                 "-O2",
                 "-Wall",

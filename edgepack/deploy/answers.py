@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from edgepack.base import page
 from edgepack.base.errors import RemoteError
 from edgepack.base.tables import Table
-from edgepack.base.text import MAX_NAME, counted, message, one_line
+from edgepack.base.text import MAX_NAME, format_count, message, one_line
 from edgepack.bundle.manifest import parse_time
 from edgepack.bundle.verified import Verified
 
@@ -253,7 +253,11 @@ class Newest:
     def __str__(self) -> str:
         """For a person: "version 7, here for 12 days; valid until 2027-01-31T12:00:00Z"."""
         came, now = parse_time(self.at), parse_time(self.now)
-        age = f"here for {counted((now - came).days, 'day')}" if came and now else "of no known age"
+        age = (
+            f"here for {format_count((now - came).days, 'day')}"
+            if came and now
+            else "of no known age"
+        )
         if not self.valid_until:
             return f"version {self.version}, {age}"
         until = parse_time(self.valid_until)
@@ -317,7 +321,7 @@ class Status:
                 "being tested": self.pending,
             }
         )
-        return page.embedded(said)
+        return page.embed_parts(said)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -141,10 +141,10 @@ class Bench(page.Tabular):
             | {name: ", ".join(map(milliseconds, some)) + mark for name, some in times.items()}
         )
         if not self.times_ms:
-            return page.embedded(table)
+            return page.embed_parts(table)
         title = f"latency of {self.runs} runs{mark}"
         lines = {"p50": self.p50_ms, "p90": self.p90_ms, "p99": self.p99_ms}
-        return page.embedded(
+        return page.embed_parts(
             table,
             charts.dots(self.times_ms, unit="ms", title=f"{title}, in order", lines=lines),
             charts.histogram(self.times_ms, unit="ms", title=title),
@@ -208,7 +208,7 @@ class Profile(page.Tabular):
             )
             for layer in slowest[:_SHOWN_LAYERS]
         )
-        return page.embedded(bars)
+        return page.embed_parts(bars)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,7 +308,7 @@ class AppAnswer:
         times = {name: milliseconds(time) + mark for name, time in self.times_ms.items()}
         header = ("class", "score", "left", "top", "right", "bottom")
         shown = page.table(boxes, header) if boxes else page.Html()
-        return page.embedded(class_bars(self.top), shown, page.facts(times))
+        return page.embed_parts(class_bars(self.top), shown, page.facts(times))
 
     def to_dict(self) -> dict[str, Any]:
         """For --json: what edgepack-run printed, and whether it was emulated."""

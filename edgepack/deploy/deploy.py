@@ -25,7 +25,7 @@ from edgepack.base.errors import BundleError, ConnectError, RemoteError, UsageEr
 from edgepack.base.process import user_at_host
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.tables import read_text
-from edgepack.base.text import counted, megabytes, milliseconds
+from edgepack.base.text import format_count, megabytes, milliseconds
 from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.manifest import DEVICE_TOOL, MANIFEST_NAME
 from edgepack.deploy.answers import SenselessError
@@ -136,7 +136,7 @@ class Report:
         if self.outcome != "deployed":
             return "nothing: the release was there"
         return (
-            f"{megabytes(self.missing_bytes)} in {counted(len(self.sent_files), 'file')}, "
+            f"{megabytes(self.missing_bytes)} in {format_count(len(self.sent_files), 'file')}, "
             f"compressed to {megabytes(self.sent_bytes)} "
             f"(model {megabytes(self.model_bytes_sent)})"
         )
@@ -155,7 +155,7 @@ class Report:
                 f"{self.smoke.max_abs_reference:.3g} (limit {self.smoke.tolerance:.0e} of it)",
             }
         )
-        return page.embedded(class_bars(self.smoke.classes), said)
+        return page.embed_parts(class_bars(self.smoke.classes), said)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from edgepack.deploy.service_files import (
 )
 from edgepack.device import Device
 from edgepack.device.errors import command_error
-from edgepack.device.lines import deadline_of, left
+from edgepack.device.lines import count_seconds_left, deadline_of
 from edgepack.native.device_tool import TOOL, DeviceTool, build_device_tool
 
 NOT_RUNNING = RemoteError.exit_code
@@ -253,7 +253,9 @@ def log_of(
         def lines() -> Iterator[str]:
             # What comes by itself may take as long as it likes, but not in the middle of a line.
             deadline = None if follow else deadline_of(_LOG_S)
-            while line := stream.read_line(_ANSWER_S if follow else left(deadline), begun=follow):
+            while line := stream.read_line(
+                _ANSWER_S if follow else count_seconds_left(deadline), begun=follow
+            ):
                 yield line.decode(errors="replace").rstrip("\n")
             done = stream.finish()
             if done.returncode != 0:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgepack.device.base import RemoteResult
-from edgepack.device.errors import ConnectionLostError, command_error, timed_out
-from edgepack.device.lines import LineReader, Tail, deadline_of, left
+from edgepack.device.errors import ConnectionLostError, command_error, make_timeout_error
+from edgepack.device.lines import LineReader, Tail, count_seconds_left, deadline_of
 
 _PIECE = 1 << 16
 
@@ -100,11 +100,11 @@ class ChildStream:
         if self._stdin is not None:
             self._stdin.close()
         try:
-            output = self._lines.read_all(left(deadline))
-            code = self._process.wait(left(deadline))
+            output = self._lines.read_all(count_seconds_left(deadline))
+            code = self._process.wait(count_seconds_left(deadline))
         except (TimeoutError, subprocess.TimeoutExpired):
-            raise timed_out(self.name, self._command, self._timeout_s) from None
-        self._listener.join(left(deadline))
+            raise make_timeout_error(self.name, self._command, self._timeout_s) from None
+        self._listener.join(count_seconds_left(deadline))
         return RemoteResult(
             command=self._command,
             # A shell would say 128 + n of a program that died of signal n.

@@ -123,7 +123,7 @@ def not_started(device: str, result: RemoteResult) -> NotStartedError:
     )
 
 
-def timed_out(device: str, command: str, timeout_s: float | None) -> RemoteTimeout:
+def make_timeout_error(device: str, command: str, timeout_s: float | None) -> RemoteTimeout:
     """The error for a command that takes longer than `timeout_s`."""
     return RemoteTimeout(
         f"command took longer than {timeout_s} s on {device}: {shorten(command)}",

@@ -79,7 +79,7 @@ class LineReader:
         deadline = deadline_of(timeout_s)
         self._skip_to_mark(deadline)
         piece, self._rest, self._at = self._rest[self._at :], b"", 0
-        return piece or self._receive(left(deadline))
+        return piece or self._receive(count_seconds_left(deadline))
 
     def read_all(self, timeout_s: float | None = None) -> bytes:
         """All that is left; what came before a mark if that never came."""
@@ -89,7 +89,7 @@ class LineReader:
             return bytes(self._before)
         pieces = [self._rest[self._at :]]
         size, self._rest, self._at = len(pieces[0]), b"", 0
-        while piece := self._receive(left(deadline)):
+        while piece := self._receive(count_seconds_left(deadline)):
             size += len(piece)
             self._limit(size)
             pieces.append(piece)
@@ -117,7 +117,7 @@ class LineReader:
         pieces = [self._rest[self._at :]]
         size = len(pieces[0])
         try:
-            while piece := self._receive(left(deadline)):
+            while piece := self._receive(count_seconds_left(deadline)):
                 pieces.append(piece)
                 size += len(piece)
                 self._limit(size)
@@ -135,10 +135,10 @@ class LineReader:
 
 
 def deadline_of(timeout_s: float | None) -> float | None:
-    """When `timeout_s` from now is, on the clock of `left`."""
+    """When `timeout_s` from now is, on the clock of `count_seconds_left`."""
     return None if timeout_s is None else time.monotonic() + timeout_s
 
 
-def left(deadline: float | None) -> float | None:
+def count_seconds_left(deadline: float | None) -> float | None:
     """Seconds until `deadline`, not below 0."""
     return None if deadline is None else max(0.0, deadline - time.monotonic())

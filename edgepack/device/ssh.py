@@ -22,12 +22,12 @@ from edgepack.device.errors import (
     RemoteTimeout,
     command_error,
     disk_full,
+    make_timeout_error,
     not_started,
-    timed_out,
 )
 from edgepack.device.facts import parse_df
 from edgepack.device.limit import SLOWEST_BYTES_S, UPLOAD_S, Limit, limited
-from edgepack.device.lines import LineReader, Tail, deadline_of, left
+from edgepack.device.lines import LineReader, Tail, count_seconds_left, deadline_of
 from edgepack.device.options import Address, SshOptions
 from edgepack.device.ssh_route import BROKEN, SILENCE_S, Route
 
@@ -111,7 +111,7 @@ class SshDevice:
             except BROKEN as error:
                 # dropbear closes a session that has just been opened if the program of another one
                 # ends at that moment: nothing was started in it.
-                if not (more and self._connection.is_connected and left(deadline)):
+                if not (more and self._connection.is_connected and count_seconds_left(deadline)):
                     raise self._lost(error) from None
                 log.debug("%s: a session was closed at once: %s", self.name, error)
         return _SshStream(self, command, channel, mark=mark, timeout_s=limit, lost=self._lost)
@@ -340,12 +340,12 @@ class _SshStream:
         with contextlib.suppress(*BROKEN):
             self._channel.shutdown_write()
         try:
-            output = self._lines.read_all(left(deadline))
+            output = self._lines.read_all(count_seconds_left(deadline))
             self._device.note_home(self._lines.after_mark)
         except TimeoutError:
             raise self._late() from None
-        self._listener.join(left(deadline))
-        if not self._channel.status_event.wait(left(deadline)):
+        self._listener.join(count_seconds_left(deadline))
+        if not self._channel.status_event.wait(count_seconds_left(deadline)):
             raise self._late()
         status = self._channel.recv_exit_status()
         self.close()
@@ -367,7 +367,7 @@ class _SshStream:
             self._channel.close()
 
     def _late(self) -> RemoteTimeout:
-        return timed_out(self._name, self._command, self._timeout_s)
+        return make_timeout_error(self._name, self._command, self._timeout_s)
 
     def _listen(self) -> None:
         # The time-out is that of whoever else waits for the channel.

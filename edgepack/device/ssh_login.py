@@ -131,7 +131,7 @@ class KeyLogin:
         wish = self._wish
         if "oo many authentication failures" in goodbye or not goodbye:
             return AuthError(
-                f"{wish.where} refuses {wish.user} after {text.counted(tried, 'key')}: "
+                f"{wish.where} refuses {wish.user} after {text.format_count(tried, 'key')}: "
                 f"{goodbye or 'it hangs up'}",
                 hint="name the right key with --identity FILE (its .pub, if an agent has it), or "
                 "with IdentityFile and IdentitiesOnly yes in the OpenSSH configuration",
@@ -163,7 +163,7 @@ class KeyLogin:
                 hint="unlock it first: eval $(ssh-agent); ssh-add",
             )
         unusable = f"; not usable: {', '.join(self._unusable)}" if self._unusable else ""
-        keys = text.counted(tried, "key") if tried else "no key to offer"
+        keys = text.format_count(tried, "key") if tried else "no key to offer"
         return AuthError(
             f"{wish.where} refuses {wish.user}: Authentication failed ({keys}){unusable}",
             hint=f"put your key there: ssh-copy-id -p {wish.port} "

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edgepack.base.apart import Apart, prefixed
+from edgepack.base.apart import Apart, prefix_error
 from edgepack.base.errors import EdgepackError, UsageError
 from edgepack.base.paths import cache_dir
 from edgepack.base.progress import NO_PROGRESS, Progress
@@ -78,4 +78,4 @@ def _build(order: builder.Order, board: str, progress: Progress) -> Path:
     try:
         return Apart(progress=progress).call(builder.make, order)
     except EdgepackError as error:
-        raise prefixed(error, f"{board}: ") from None
+        raise prefix_error(error, f"{board}: ") from None

@@ -16,7 +16,7 @@ from typing import Any
 
 from edgepack.base import charts, page
 from edgepack.base.page import Html
-from edgepack.base.text import counted, one_line
+from edgepack.base.text import format_count, one_line
 from edgepack.fleet.inventory import FleetDevice
 from edgepack.fleet.journal import Journal
 from edgepack.fleet.plan import RolloutPlan
@@ -142,7 +142,7 @@ class FleetReport:
             kind="fleet",
             sorts=True,
         )
-        done = f"{summary['devices_ok']} of {counted(summary['devices_total'], 'device')} done"
+        done = f"{summary['devices_ok']} of {format_count(summary['devices_total'], 'device')} done"
         every = summary["devices_ok"] == summary["devices_total"]
         reason = f": {summary['reason']}" if summary["reason"] else ""
         yield page.verdict(done + reason, ok=every if every or reason else None)
@@ -174,7 +174,7 @@ class FleetReport:
             said = ", ".join(
                 f"{kinds[kind]} {words}" for kind, words in _KINDS.items() if kinds[kind]
             )
-            yield page.paragraph(f"{wave.name}: {counted(wave.total, 'device')}, {said}")
+            yield page.paragraph(f"{wave.name}: {format_count(wave.total, 'device')}, {said}")
             if small:
                 yield Html(f'<div class="devices">{"".join(squares)}</div>\n')
             else:
@@ -189,7 +189,7 @@ class FleetReport:
                 errors[row["error"]] += 1
         if errors:
             most = errors.most_common(_SHOWN_ERRORS)
-            bars = ((one_line(text), float(n), counted(n, "device")) for text, n in most)
+            bars = ((one_line(text), float(n), format_count(n, "device")) for text, n in most)
             yield page.section("What went wrong", page.shares(bars))
 
     def _table(self, total: int, outcomes: Mapping[str, int]) -> Iterator[Html]:
@@ -206,7 +206,7 @@ class FleetReport:
         yield page.TABLE_END
         more = total - _SHOWN_ROWS
         yield page.paragraph(
-            f"and {counted(more, 'device')} more: --json has all" if more > 0 else ""
+            f"and {format_count(more, 'device')} more: --json has all" if more > 0 else ""
         )
 
 

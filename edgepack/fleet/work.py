@@ -77,7 +77,7 @@ def check_aliases(file: Path, devices: Iterable[FleetDevice], options: SshOption
         seen[end] = device.name
 
 
-def nobody(_: FleetDevice) -> Identity:
+def know_nothing(_: FleetDevice) -> Identity:
     """Nothing is known of any device."""
     return Identity()
 
@@ -89,7 +89,7 @@ class _OnDevice:
 
     connect: Connect
     root: str
-    known: Callable[[FleetDevice], Identity] = nobody
+    known: Callable[[FleetDevice], Identity] = know_nothing
     """What answered as the device before; another one is refused."""
     command_s: float = COMMAND_S
 

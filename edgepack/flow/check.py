@@ -22,7 +22,7 @@ from edgepack.flow.job import (
     outputs_hint,
     spec_of,
 )
-from edgepack.flow.mend import Mending, find_mending
+from edgepack.flow.preprocess_diagnosis import Mending, find_mending
 from edgepack.flow.project import Project, read_labels
 from edgepack.flow.reference import (
     Array,

@@ -20,7 +20,7 @@ from edgepack.base.arguments import speaks_of_arguments
 from edgepack.base.closing import Closing
 from edgepack.base.errors import ConnectError, ModelError, UsageError
 from edgepack.base.paths import cache_dir, default_root
-from edgepack.base.progress import NO_PROGRESS, Progress, reporting_to
+from edgepack.base.progress import NO_PROGRESS, Progress, make_progress
 from edgepack.base.text import milliseconds
 from edgepack.boards import Board, get_board, version_tuple
 from edgepack.bundle.bundle import Bundle
@@ -91,7 +91,7 @@ class Outputs(Sequence[Array]):
         ]
         mark = emulated_mark(self.emulated)
         times = {name: milliseconds(time) + mark for name, time in self.times_ms.items()}
-        return page.embedded(
+        return page.embed_parts(
             page.table(rows, ("output", "dtype", "shape")), class_bars(self.top), page.facts(times)
         )
 
@@ -269,7 +269,7 @@ class Deployment(Closing):
     def _repr_html_(self) -> str:
         if self.report is not None:
             return self.report._repr_html_()
-        return page.embedded(page.facts({"device": self.device.name, "folder": self.root}))
+        return page.embed_parts(page.facts({"device": self.device.name, "folder": self.root}))
 
     def _measure(self, runs: int, warmup: int, words: Sequence[str]) -> AppAnswer:
         options = ("--bench", str(runs), "--warmup", str(warmup), *words)
@@ -316,7 +316,7 @@ def deploy(
     `OtherModelError` where a release of another model would be replaced, and `NoServiceError` for a
     `service` without that table.
     """
-    told = reporting_to(progress)
+    told = make_progress(progress)
     settings |= {"board": board, "device": device}
     known = project_from("deploy", model, project=project, preprocess=preprocess, settings=settings)
     spec = known.need_device()
@@ -361,7 +361,7 @@ def connect(
     if folder is None:
         raise UsageError("which deployed model?", hint="give name or root")
     profile = get_board(board, [Path(file) for file in boards])
-    told = reporting_to(progress)
+    told = make_progress(progress)
     return Deployment(open_device(device, profile, options=ssh, progress=told), folder)
 
 

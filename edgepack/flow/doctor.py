@@ -85,7 +85,7 @@ def _cost_model_check(board: Board) -> Check:
     )
 
 
-def missing(checks: Sequence[Check]) -> list[Check]:
+def find_missing(checks: Sequence[Check]) -> list[Check]:
     """The required ones that were not found."""
     return [check for check in checks if check.required and check.version is None]
 

@@ -24,7 +24,7 @@ from edgepack.base.page import Tabular
 from edgepack.base.paths import cache_dir, locked
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.tables import read_text
-from edgepack.base.text import counted, text_lines
+from edgepack.base.text import format_count, text_lines
 from edgepack.compiler.frontend.float16 import widened
 from edgepack.compiler.frontend.load import load_model
 from edgepack.deploy import remote_tool
@@ -248,7 +248,7 @@ def evaluate(
     )
     reference: Reference | None = None
     judged = []
-    count = counted(len(photos), "photo")
+    count = format_count(len(photos), "photo")
     limit = (
         limited(device, photos_budget_s([photo.path for photo in photos]), count)
         if device

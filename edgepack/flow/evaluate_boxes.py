@@ -21,7 +21,7 @@ from edgepack.base.errors import ConfigError
 from edgepack.base.page import Tabular
 from edgepack.base.paths import locked
 from edgepack.base.progress import NO_PROGRESS, Progress
-from edgepack.base.text import counted
+from edgepack.base.text import format_count
 from edgepack.compiler.frontend.float16 import widened
 from edgepack.compiler.frontend.load import load_model
 from edgepack.device.base import Device
@@ -148,7 +148,7 @@ def evaluate_boxes(
     )
     things: list[list[Thing]] = []
     seen: list[tuple[Sequence[_ROW], Sequence[_ROW] | None]] = []
-    count = counted(len(data.photos), "photo")
+    count = format_count(len(data.photos), "photo")
     budget = photos_budget_s([photo.path for photo in data.photos])
     limit = limited(device, budget, count) if device else contextlib.nullcontext()
     with limit, locked(journal.path), progress.bar(count, len(data.photos)) as bar:

@@ -20,7 +20,7 @@ import numpy as np
 from edgepack.base.page import Tabular
 from edgepack.base.paths import locked
 from edgepack.base.progress import NO_PROGRESS, Progress
-from edgepack.base.text import counted
+from edgepack.base.text import format_count
 from edgepack.compiler.frontend.float16 import widened
 from edgepack.compiler.frontend.load import load_model
 from edgepack.device.base import Device
@@ -277,7 +277,7 @@ def evaluate_rows(
     )
     reference: Reference | None = None
     judged = []
-    count = counted(len(table), "row")
+    count = format_count(len(table), "row")
     limit = limited(device, budget_s(len(table)), count) if device else contextlib.nullcontext()
     with limit, locked(journal.path), progress.bar(count, len(table)) as bar:
         for line, inputs, due in table:

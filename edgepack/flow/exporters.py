@@ -50,7 +50,7 @@ class Known:
     labels_source: str = ""  # where it is another file
 
 
-def said_of(model: LoadedModel) -> Known | None:
+def read_exporter(model: LoadedModel) -> Known | None:
     """What is said of the model, by the first that says anything."""
     metadata = {entry.key: entry.value for entry in model.proto.metadata_props}
     if (known := said_by_ultralytics(metadata, model.outputs)) is not None:

@@ -23,7 +23,7 @@ from edgepack.base.page import Tabular
 from edgepack.base.schemas import SCHEMA_OF, is_schema, schema_text
 from edgepack.base.tables import to_toml
 from edgepack.base.text import one_line
-from edgepack.flow.exporters import Known, said_of
+from edgepack.flow.exporters import Known, read_exporter
 from edgepack.flow.project import (
     PROJECT_FILE,
     class_of_label,
@@ -36,7 +36,7 @@ from edgepack.flow.rows import takes_rows
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo, read_model
 from edgepack.model.states import begin_text, propose_states
 from edgepack.postprocess.spec import read_postprocess
-from edgepack.preprocess.presets import PRESETS, sized
+from edgepack.preprocess.presets import PRESETS, fit_size
 from edgepack.preprocess.spec import DTYPES, PreprocessSpec
 
 LABEL_FILES = ("labels.txt", "classes.txt", "imagenet_classes.txt")
@@ -131,7 +131,7 @@ def draft_project(
                 f"{file} is there already", hint="name another with --out, or add --overwrite"
             )
     loaded = read_model(ModelSpec(path=model))
-    known = said_of(loaded)
+    known = read_exporter(loaded)
     lines: list[Line] = [
         _name(model),
         Line("version", 1, "raise it with each release: devices refuse an older one than they had"),
@@ -401,7 +401,7 @@ def _preprocess(
         height or (said or usual or (224, 224))[0],
         width or (said or usual or (224, 224))[1],
     )
-    if changed := sized(base, *size, crop_pct=pct):
+    if changed := fit_size(base, *size, crop_pct=pct):
         values.pop("crop", None)
         values |= changed
     own = _pixels(known, layout[1]) if known is not None and known.partly and not preset else {}

@@ -13,7 +13,7 @@ from edgepack.compiler.backend.report import Estimate
 from edgepack.compiler.errors import ImportModelError, UnsupportedOperatorError
 from edgepack.compiler.frontend.inspect import ModelInfo, inspect_model, with_some_shapes
 from edgepack.compiler.limited import limits_for, within
-from edgepack.flow.growth import DEFAULT_OPTIMIZE, GROWTH
+from edgepack.flow.optimize import DEFAULT_OPTIMIZE, GROWTH
 from edgepack.model import LoadedModel, ModelSpec, check_model, read_model
 from edgepack.model.errors import DynamicShapeError
 

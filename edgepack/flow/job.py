@@ -15,7 +15,7 @@ from pathlib import Path
 from edgepack.base.apart import Limits
 from edgepack.base.errors import ConfigError, UsageError, perhaps
 from edgepack.base.process import Beside
-from edgepack.base.progress import NO_PROGRESS, Progress, ended
+from edgepack.base.progress import NO_PROGRESS, Progress, end_step
 from edgepack.base.tables import to_toml
 from edgepack.base.tools import install
 from edgepack.boards import Board, get_board, load_boards
@@ -27,13 +27,13 @@ from edgepack.compiler.choices import maker
 from edgepack.compiler.compiled import CompileTask, keep_compiled
 from edgepack.compiler.limited import limits_for
 from edgepack.compiler.precision import COMPUTE, FULL, Precision
-from edgepack.flow.exporters import said_of
-from edgepack.flow.growth import GROWTH
-from edgepack.flow.mend import find_mending
+from edgepack.flow.exporters import read_exporter
+from edgepack.flow.optimize import GROWTH
 from edgepack.flow.own_program import check_loads
+from edgepack.flow.preprocess_diagnosis import find_mending
 from edgepack.flow.project import Project, read_labels
-from edgepack.flow.quantized import computed_in, quantize_said, quantized
-from edgepack.flow.records import Chosen, Trial, chosen_for, read_records, shipped_records
+from edgepack.flow.quantized import describe_quantization, find_precision, read_quantization
+from edgepack.flow.records import Chosen, Trial, choose_for_cpu, read_records, shipped_records
 from edgepack.flow.reference import Array, ExpectedClassError, golden_inputs, make_golden
 from edgepack.flow.results import check_results
 from edgepack.flow.tolerances import golden_tolerance, tolerance_of
@@ -104,7 +104,7 @@ def make_job(project: Project) -> Job:
     model = read_model(spec_of(project))
     check_model(model)
     _check_exact(project, model)
-    quantize_said(model)
+    read_quantization(model)
     preprocess = project.preprocess
     labels = read_labels(project.labels) if project.labels else None
     if labels is not None and project.postprocess is None:
@@ -164,7 +164,7 @@ def check_classes(project: Project, model: LoadedModel) -> None:
 
 def outputs_hint(model: LoadedModel) -> str:
     """How to say what the outputs hold, by what the exporter says if it says anything."""
-    known = said_of(model)
+    known = read_exporter(model)
     if known is not None and known.postprocess:
         keys = "\n".join(f"{key} = {to_toml(value)}" for key, value in known.postprocess.items())
         return f"say what the outputs hold, as `edgepack init` would:\n\n[postprocess]\n{keys}"
@@ -360,12 +360,12 @@ def compile_task(job: Job, *, floats: Mapping[str, str] | None = None) -> Compil
         toolchain=kernel_toolchain(job),
         growth=GROWTH[job.project.optimize],
         precision=replace(precision_of(job), floats=floats),
-        choices=tuned(job).choices,
+        choices=choose_tuned(job).choices,
         gpu=gpu_of(job),
     )
 
 
-def tuned(job: Job) -> Chosen:
+def choose_tuned(job: Job) -> Chosen:
     """How kernels are made otherwise than by the cost model, by the records that the project names,
     or else those shipped for the board; other networks' kernels may be among them. Raises
     `RecordsError`."""
@@ -374,12 +374,12 @@ def tuned(job: Job) -> Chosen:
     if not files:
         return Chosen(choices={})
     records = read_records(files)
-    return chosen_for(records, cpu=cpu_key(job.board), compiler=maker(), model=job.model.sha256)
+    return choose_for_cpu(records, cpu=cpu_key(job.board), compiler=maker(), model=job.model.sha256)
 
 
-def tuned_for(job: Job, compiled: CompiledModel) -> Chosen:
+def choose_tuned_for(job: Job, compiled: CompiledModel) -> Chosen:
     """The same for kernels of this model only."""
-    found = tuned(job)
+    found = choose_tuned(job)
     own = {layer.signature for layer in compiled.layers}
     choices = {kernel: way for kernel, way in sorted(found.choices.items()) if kernel in own}
     records = (one for one in found.records if not isinstance(one, Trial) or one.kernel in own)
@@ -466,7 +466,7 @@ def package_job(job: Job, out: str | Path, *, progress: Progress = NO_PROGRESS) 
                 golden = replace(golden, outputs=tuple(ordered))
             if job.project.origins.get("tolerance", "default") == "default":
                 tolerance = max(tolerance, verified.tolerance)
-        ended()
+        end_step()
         runtime, tool = app.result(), device_tool.result()
     with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
         if job.board.is_static:
@@ -488,9 +488,9 @@ def package_job(job: Job, out: str | Path, *, progress: Progress = NO_PROGRESS) 
             scores=job.project.scores,
             tolerance=golden_tolerance(tolerance, golden.outputs),
             verified=verified,
-            precision=computed_in(compiled, job.project.precision),
-            quantized=quantized(job.model, compiled),
-            tuning=[record.to_json() for record in tuned_for(job, compiled).records],
+            precision=find_precision(compiled, job.project.precision),
+            quantized=describe_quantization(job.model, compiled),
+            tuning=[record.to_json() for record in choose_tuned_for(job, compiled).records],
             version=job.project.version,
             product=job.project.product,
             valid_until=job.project.valid_until,

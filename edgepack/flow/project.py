@@ -45,7 +45,7 @@ from edgepack.bundle.manifest import (
 from edgepack.bundle.service import Service, take_service
 from edgepack.bundle.verified import DEFAULT_TOLERANCE
 from edgepack.compiler.precision import COMPUTE, PRECISIONS, QUANTIZED
-from edgepack.flow.growth import DEFAULT_OPTIMIZE, OPTIMIZE
+from edgepack.flow.optimize import DEFAULT_OPTIMIZE, OPTIMIZE
 from edgepack.flow.records import RECORDS_FILE
 from edgepack.flow.reference import SCORES
 from edgepack.model.constants import Constant

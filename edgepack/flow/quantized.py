@@ -15,7 +15,7 @@ from edgepack.model import LoadedModel
 CALIBRATION, AGREEMENT = "edgepack.calibration", "edgepack.agreement"
 
 
-def computed_in(compiled: CompiledModel, precision: str) -> str:
+def find_precision(compiled: CompiledModel, precision: str) -> str:
     """What a bundle's manifest says of a model: int8 if any of it is."""
     return "int8" if has_integers(compiled) else precision
 
@@ -25,14 +25,14 @@ def has_integers(compiled: CompiledModel) -> bool:
     return any(layer.rule.startswith("int8") for layer in compiled.layers)
 
 
-def quantized(model: LoadedModel, compiled: CompiledModel) -> Quantization | None:
+def describe_quantization(model: LoadedModel, compiled: CompiledModel) -> Quantization | None:
     """What the manifest says of a model on integers."""
     if not has_integers(compiled):
         return None
-    return replace(quantize_said(model), in_float=len(compiled.floats))
+    return replace(read_quantization(model), in_float=len(compiled.floats))
 
 
-def quantize_said(model: LoadedModel) -> Quantization:
+def read_quantization(model: LoadedModel) -> Quantization:
     """What `edgepack quantize` wrote into the file, without `in_float`.
 
     Raises ModelError if it is nothing that it writes.

@@ -323,7 +323,7 @@ def _sureness(trial: Trial) -> tuple[float, str]:
     return (trial.high / trial.low, trial.to_json())
 
 
-def proposed(records: Iterable[Record], *, cpu: str, compiler: str) -> dict[str, Trial]:
+def propose_trials(records: Iterable[Record], *, cpu: str, compiler: str) -> dict[str, Trial]:
     """The best trial of each kernel that has one which promises something, by the kernel.
 
     Of two with equal ratios, the surer one is better.
@@ -354,15 +354,15 @@ class Chosen:
     records: tuple[Record, ...] = ()
 
 
-def chosen_for(records: Sequence[Record], *, cpu: str, compiler: str, model: str) -> Chosen:
+def choose_for_cpu(records: Sequence[Record], *, cpu: str, compiler: str, model: str) -> Chosen:
     """What a network is compiled by for a CPU: by what was measured, or by estimates where nothing
-    was. Parameters are those of `chosen`."""
+    was. Parameters are those of `choose_records`."""
     measured = any((record.cpu, record.compiler) == (cpu, compiler) for record in records)
     cpu += "" if measured else ESTIMATED
-    return chosen(records, cpu=cpu, compiler=compiler, model=model)
+    return choose_records(records, cpu=cpu, compiler=compiler, model=model)
 
 
-def chosen(records: Sequence[Record], *, cpu: str, compiler: str, model: str) -> Chosen:
+def choose_records(records: Sequence[Record], *, cpu: str, compiler: str, model: str) -> Chosen:
     """What a network is compiled by; `model` is the SHA-256 of its ONNX file.
 
     Where choices were confirmed in this very network, the surest of them, and nothing else. Where

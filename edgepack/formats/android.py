@@ -12,7 +12,7 @@ import zipfile
 
 from edgepack.base.errors import UsageError
 from edgepack.bundle.manifest import APP, DEVICE_TOOL, INSTALL, MANIFEST_NAME
-from edgepack.formats.base import Package, PackageRequest, package, replacing
+from edgepack.formats.base import Package, PackageRequest, package, replace_when_done
 
 _LIBRARY = "libedgepack_run.so"
 # https://developer.android.com/ndk/guides/abis
@@ -41,7 +41,7 @@ def write(request: PackageRequest) -> Package:
     target = request.file(".android.zip")
     date = time.gmtime(max(request.options.epoch, _EPOCH_1980))[:6]
     with (
-        replacing(target) as work,
+        replace_when_done(target) as work,
         zipfile.ZipFile(work / target.name, "w", zipfile.ZIP_STORED) as archive,
     ):
         for name, path in sorted(content.items()):

@@ -27,7 +27,7 @@ from edgepack.base.paths import locked
 from edgepack.base.process import run
 from edgepack.base.tools import find_tool
 from edgepack.boards import load_boards
-from edgepack.formats.base import PackageError, replacing
+from edgepack.formats.base import PackageError, replace_when_done
 
 SUITE, COMPONENT = "stable", "main"
 ORIGIN = "edgepack"
@@ -286,7 +286,7 @@ def _put(source: Path, target: Path, *, is_listed: bool) -> None:
 
 def _copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target) as work:
+    with replace_when_done(target) as work:
         shutil.copyfile(source, work / target.name)
 
 

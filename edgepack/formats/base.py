@@ -113,7 +113,7 @@ def run_tool(
 
 
 @contextlib.contextmanager
-def replacing(target: Path) -> Iterator[Path]:
+def replace_when_done(target: Path) -> Iterator[Path]:
     """A folder beside `target` to work in; the file `target.name` in it becomes `target`."""
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as name:
         yield Path(name)

@@ -22,7 +22,7 @@ from edgepack.formats.base import (
     need_installer,
     package,
     plain_modes,
-    replacing,
+    replace_when_done,
     run_tool,
     script,
 )
@@ -72,7 +72,7 @@ def write(request: PackageRequest) -> Package:
     name, version = package_name(manifest), package_version(manifest)
     target = request.out / f"{name}_{version}_{request.board.debian_arch}.deb"
     values = {"NAME": manifest.name, "PACKAGE": name}
-    with replacing(target) as work:
+    with replace_when_done(target) as work:
         root = work / "root"
         shutil.copytree(bundle.path, root / "usr/lib/edgepack" / manifest.name)
         if manifest.service is not None:

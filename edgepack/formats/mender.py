@@ -12,7 +12,7 @@ from edgepack.formats.base import (
     PackageRequest,
     need_installer,
     package,
-    replacing,
+    replace_when_done,
     run_tool,
     script,
 )
@@ -30,7 +30,7 @@ def write(request: PackageRequest) -> Package:
     need_installer(bundle)
     target = request.file(".mender")
     module = request.out / f"mender-module-{MODULE}"
-    with replacing(target) as work:
+    with replace_when_done(target) as work:
         write_tarball(bundle, work / "bundle.tar.gz", mtime=request.options.epoch)
         (work / "name").write_text(f"{bundle.manifest.name}\n")
         words: list[str] = ["write", "module-image", "--type", MODULE, "--compression", "none"]

@@ -27,7 +27,7 @@ from edgepack.base.kept import keep
 from edgepack.base.paths import cache_dir
 from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.manifest import APP
-from edgepack.formats.base import Package, PackageRequest, package, replacing
+from edgepack.formats.base import Package, PackageRequest, package, replace_when_done
 from edgepack.virtual import apt
 
 SUITE = "bookworm"
@@ -77,7 +77,7 @@ def write(request: PackageRequest) -> Package:
     if arch not in _PLATFORMS:
         raise UsageError(f"no OCI platform for the architecture {arch} of {request.board.name}")
     target = request.file(".oci.tar")
-    with replacing(target) as work:
+    with replace_when_done(target) as work:
         shutil.copytree(bundle.path, work / "top/edgepack")
         layers = [_layer(work / "top", ("edgepack",), request.options.epoch)]
         if not manifest.is_static:

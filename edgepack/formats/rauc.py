@@ -14,7 +14,7 @@ from edgepack.formats.base import (
     need_installer,
     package,
     plain_modes,
-    replacing,
+    replace_when_done,
     run_tool,
     script,
 )
@@ -40,7 +40,7 @@ def write(request: PackageRequest) -> Package:
     bundle, manifest = request.bundle, request.bundle.manifest
     need_installer(bundle)
     target = request.file(".raucb")
-    with replacing(target) as work:
+    with replace_when_done(target) as work:
         content = work / "content"
         shutil.copytree(bundle.path, content / "bundle")
         (content / "manifest.raucm").write_text(

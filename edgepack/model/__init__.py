@@ -23,11 +23,11 @@ from edgepack.model.errors import (
 )
 from edgepack.model.exported import read_exported
 from edgepack.model.external import load_external_data
-from edgepack.model.opsets import modernised
+from edgepack.model.opsets import modernise_opset
 from edgepack.model.some_shapes import some_shapes
 from edgepack.model.states import bind_states, starts_of
+from edgepack.model.string_labels import number_strings
 from edgepack.model.structure import check_structure, subgraphs
-from edgepack.model.words import numbered
 
 # The element types a kernel may read or write, by their numpy names.
 DTYPES = frozenset(
@@ -86,9 +86,9 @@ class LoadedModel:
     `proto` is an `onnx.ModelProto` whose graph inputs are the real inputs only.
     `sha256` is the file's own hash; with external data, the hash of the hashes
     of all its files. `size_bytes` is the size of all of them. `words` are what the numbers of
-    outputs stand for that are words in the file: see `edgepack.model.words`. `states` are the
-    outputs that inputs keep until the next inference, by the inputs' names; `starts` what those of
-    them that do not begin with zeros begin with.
+    outputs stand for that are words in the file: see `edgepack.model.string_labels`. `states` are
+    the outputs that inputs keep until the next inference, by the inputs' names; `starts` what those
+    of them that do not begin with zeros begin with.
     """
 
     path: Path
@@ -119,9 +119,9 @@ def read_model(spec: ModelSpec) -> LoadedModel:
     """
     proto, files = _read(spec.path)
     _drop_initialized_inputs(proto)
-    proto = modernised(spec.path, proto)
+    proto = modernise_opset(spec.path, proto)
     _drop_question_marks(proto.graph)
-    words = numbered(proto)
+    words = number_strings(proto)
     _fix_shapes(spec.path, proto, spec.shapes)
     set_inputs(spec.path, proto.graph, spec.constants)
     states = bind_states(spec.path, proto, spec.states)

@@ -21,7 +21,7 @@ _ASIDE = "edgepack.unchanged"
 _IDLE = ("consumed_inputs", "output_sequence")
 
 
-def modernised(path: Path, proto: Any) -> Any:
+def modernise_opset(path: Path, proto: Any) -> Any:
     """The model with operators of opset 7 or newer: the same if it has them.
 
     Raises `InvalidModelError`, which names what onnx's converter cannot convert.

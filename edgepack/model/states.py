@@ -32,7 +32,7 @@ def bind_states(path: Path, proto: Any, wanted: Mapping[str, str]) -> dict[str, 
     inputs = {value.name: value for value in proto.graph.input}
     outputs = {value.name: value for value in proto.graph.output}
     pairs = dict(_named(path, list(inputs), list(outputs), wanted))
-    said = declared(proto)
+    said = read_declared(proto)
     found = [
         (name, other)
         for name in inputs
@@ -183,7 +183,7 @@ def declare(proto: Any, states: Mapping[str, tuple[str, Any]]) -> None:
         proto.metadata_props.add(key=_METADATA, value=json.dumps(said))
 
 
-def declared(proto: Any) -> dict[str, tuple[str, list[int | float]]]:
+def read_declared(proto: Any) -> dict[str, tuple[str, list[int | float]]]:
     """What `declare` wrote. What others wrote under its name says nothing."""
     text = next((item.value for item in proto.metadata_props if item.key == _METADATA), "{}")
     try:
@@ -210,7 +210,7 @@ def starts_of(path: Path, proto: Any, states: Mapping[str, str]) -> dict[str, An
 
     from edgepack.model import tensor_info
 
-    said, starts = declared(proto), {}
+    said, starts = read_declared(proto), {}
     for value in proto.graph.input:
         info = tensor_info(value)
         if info.name not in states or not _is_fixed(info.shape):

@@ -14,7 +14,7 @@ from pathlib import Path
 from edgepack.base.kept import keep
 from edgepack.base.paths import cache_dir, data_file
 from edgepack.base.progress import NO_PROGRESS, Progress
-from edgepack.base.tools import missing
+from edgepack.base.tools import explain_missing
 from edgepack.base.version import VERSION
 from edgepack.boards import Board
 from edgepack.native import device_tool
@@ -133,7 +133,7 @@ def tvm_ffi_folder() -> Path:
     """The Python package tvm_ffi, which ships its C++ source; it is not imported."""
     spec = importlib.util.find_spec("tvm_ffi")
     if spec is None or spec.origin is None:
-        raise missing("tvm_ffi")
+        raise explain_missing("tvm_ffi")
     return Path(spec.origin).parent
 
 

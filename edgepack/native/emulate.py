@@ -16,7 +16,7 @@ from edgepack.base.errors import ToolchainError
 from edgepack.base.kept import keep, zig_cache
 from edgepack.base.paths import cache_dir
 from edgepack.base.process import run
-from edgepack.base.tools import look_for, missing
+from edgepack.base.tools import explain_missing, look_for
 from edgepack.boards import Board
 from edgepack.model.counts import ends_of, in_use
 from edgepack.native.prebuilt import find_prebuilt
@@ -171,7 +171,7 @@ def plan_runner(board: Board) -> Path:
 
     def make(work: Path) -> None:
         if zig is None:
-            raise missing("zig")
+            raise explain_missing("zig")
         # As the device tool is built: zig makes one musl for both.
         options = ("-target", triple, *flags, "-pie", "-fPIE", "-O2", "-g0", "-s", "-o")
         with zig_cache() as env:

@@ -49,7 +49,7 @@ def make_static_library(
         words += [code, "-Wl,--start-group", *archives, *_cxx_archives(toolchain, flags)]
         toolchain.run([*words, "-Wl,--end-group"], what="linking the static library")
         made = make_local(whole.read_bytes(), keep)
-    if (found := exported(made)) != keep:
+    if (found := list_exported(made)) != keep:
         raise ToolchainError(
             f"{out.name} does not define what it should: {', '.join(sorted(found ^ keep))}"
         )
@@ -172,7 +172,7 @@ def _renumber(content: bytearray, bits: int, section: Section, new: dict[int, in
         struct.pack_into(form, content, place + at, new[info >> shift] << shift | kind)
 
 
-def exported(code: bytes) -> set[str]:
+def list_exported(code: bytes) -> set[str]:
     """The names that an object file defines for others."""
     return {
         symbol.name

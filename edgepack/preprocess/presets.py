@@ -1,7 +1,7 @@
 """Preprocessing by name: `preset = "..."` in [preprocess], whose other keys override it.
 
 A preset is what the training code or the exporter of a family of models does, with where that is
-written down. Sizes are those of the family's usual model: `sized` gives them for another input.
+written down. Sizes are those of the family's usual model: `fit_size` gives them for another input.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ PRESETS: Mapping[str, Preset] = {
 }
 
 
-def sized(
+def fit_size(
     table: Mapping[str, Any], height: int, width: int, *, crop_pct: float | None = None
 ) -> dict[str, Any]:
     """The `resize` and `crop` to put over `table` for tensors of `height` x `width`, if others.

@@ -384,8 +384,8 @@ class PreprocessSpec:
                 hint="cut it to a less extreme shape",
             )
         if self.resize.mode != "letterbox":
-            return scaled(image, height, width, self.interpolation)
-        small = scaled(image, *inner, self.interpolation)
+            return scale_image(image, height, width, self.interpolation)
+        small = scale_image(image, *inner, self.interpolation)
         top, left = (height - inner[0]) // 2, (width - inner[1]) // 2
         canvas = np.full((height, width, *image.shape[2:]), self.resize.fill, small.dtype)
         canvas[top : top + inner[0], left : left + inner[1]] = small
@@ -462,7 +462,7 @@ def letterbox_size(height: int, width: int, into_height: int, into_width: int) -
     return max(1, (2 * height * into_width + width) // (2 * width)), into_width
 
 
-def scaled(image: Pixels, height: int, width: int, interpolation: str) -> npt.NDArray[Any]:
+def scale_image(image: Pixels, height: int, width: int, interpolation: str) -> npt.NDArray[Any]:
     """`image` (HWC or HW, uint8) scaled to `height` x `width` by a filter of `INTERPOLATIONS`.
 
     uint8; float32 by "tf-bilinear", whatever the size.

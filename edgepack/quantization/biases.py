@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from edgepack.quantization.network import Array, FloatNetwork, values
-from edgepack.quantization.qdq import quantized
+from edgepack.quantization.qdq import make_qdq_model
 from edgepack.quantization.ranges import ByteSteps
 from edgepack.quantization.rounding import Rounded
 
 
-def corrected(
+def correct_biases(
     network: FloatNetwork,
     steps: Mapping[str, ByteSteps],
     weights: Mapping[str, Rounded],
@@ -35,7 +35,7 @@ def corrected(
     names = list(network.products)
     exact = _means(values(network.proto, photos, names), names)
     for name in names:
-        proto = quantized(network, steps, weights, biases)
+        proto = make_qdq_model(network, steps, weights, biases)
         real = f"{name}/numbers" if _is_renamed(proto, name) else name
         got = _means(values(proto, photos, [real]), [real])
         biases[name] = biases[name] - _sure(got[real] - exact[name], shrink=shrink)

@@ -51,7 +51,7 @@ class _Tensors:
     readers: list[str] = field(default_factory=list)
 
 
-def equalised(
+def equalise_channels(
     network: FloatNetwork,
     photos: Sequence[Array],
     *,

@@ -39,12 +39,12 @@ def noise_of(
     exact = outputs(network.proto, photos)
     found = {}
     for name, one in steps.items():
-        alone = rounding_only(network, {name: one})
+        alone = round_tensors(network, {name: one})
         found[name] = noise_share(exact, outputs(alone, photos))
     return found
 
 
-def rounding_only(network: FloatNetwork, steps: Mapping[str, ByteSteps]) -> onnx.ModelProto:
+def round_tensors(network: FloatNetwork, steps: Mapping[str, ByteSteps]) -> onnx.ModelProto:
     """A network in float, some of whose tensors are rounded to steps."""
     made = onnx.ModelProto()
     made.CopyFrom(network.proto)

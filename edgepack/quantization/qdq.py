@@ -34,7 +34,7 @@ def whole_nodes(network: FloatNetwork, steps: Collection[str]) -> list[onnx.Node
     ]
 
 
-def quantized(
+def make_qdq_model(
     network: FloatNetwork,
     steps: Mapping[str, ByteSteps],
     weights: Mapping[str, Rounded],

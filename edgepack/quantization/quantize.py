@@ -14,13 +14,13 @@ import onnx
 from edgepack.base.page import Tabular
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.quantization import mixed
-from edgepack.quantization.biases import corrected
-from edgepack.quantization.equalise import ROOMS, equalised
+from edgepack.quantization.biases import correct_biases
+from edgepack.quantization.equalise import ROOMS, equalise_channels
 from edgepack.quantization.errors import CalibrationError
 from edgepack.quantization.network import Array, FloatNetwork, noise_share, outputs, values
-from edgepack.quantization.qdq import quantized, tensors_of, whole_nodes
-from edgepack.quantization.ranges import ByteSteps, TensorRange, seen, steps_for
-from edgepack.quantization.rounding import Rounded, moments, rounded
+from edgepack.quantization.qdq import make_qdq_model, tensors_of, whole_nodes
+from edgepack.quantization.ranges import ByteSteps, TensorRange, sample_values, steps_for
+from edgepack.quantization.rounding import Rounded, moments, round_weights
 
 # What the file's metadata calls them; `flow.job` takes them into the manifest.
 CALIBRATION, AGREEMENT = "edgepack.calibration", "edgepack.agreement"
@@ -113,14 +113,16 @@ def quantize(
     progress.step("making channels equally large")
     network = _equalised(original, calibration)
     progress.step("looking for ranges")
-    numbers = seen(network, calibration, tensors_of(network))
+    numbers = sample_values(network, calibration, tensors_of(network))
     steps = {name: steps_for(found) for name, found in numbers.items()}
     progress.step(f"rounding the weights of {len(network.products)} layers")
     ranges = tuple(TensorRange.of(name, numbers[name], own) for name, own in steps.items())
     sums = moments(network, calibration, network.products)
-    weights = {name: rounded(product, sums[name]) for name, product in network.products.items()}
+    weights = {
+        name: round_weights(product, sums[name]) for name, product in network.products.items()
+    }
     biases = _biases(network, steps, weights, calibration)
-    made = whole = quantized(network, steps, weights, biases)
+    made = whole = make_qdq_model(network, steps, weights, biases)
     all_int8 = agree(exact, outputs(made, judge))
     left: list[mixed.InFloat] = []
     now = all_int8
@@ -133,7 +135,7 @@ def quantize(
                 continue  # a cheaper one may fit
             left.append(one)
             del steps[one.tensor]
-            made = quantized(network, steps, weights, biases)
+            made = make_qdq_model(network, steps, weights, biases)
             now = agree(exact, outputs(made, judge))
             if now.snr_db >= snr_db:
                 break
@@ -178,15 +180,15 @@ def _equalised(network: FloatNetwork, photos: Sequence[Array]) -> FloatNetwork:
     exact = outputs(network.proto, others)
 
     def rounded_db(made: FloatNetwork) -> float:
-        numbers = seen(made, some[:_SENSITIVITY], tensors_of(made))
+        numbers = sample_values(made, some[:_SENSITIVITY], tensors_of(made))
         steps = {name: steps_for(found) for name, found in numbers.items()}
-        return snr(exact, outputs(mixed.rounding_only(made, steps), others))
+        return snr(exact, outputs(mixed.round_tensors(made, steps), others))
 
-    found = {room: rounded_db(equalised(network, some, room=room)) for room in ROOMS}
+    found = {room: rounded_db(equalise_channels(network, some, room=room)) for room in ROOMS}
     best = max(found, key=found.__getitem__)
     if rounded_db(network) >= found[best]:
         return network
-    return equalised(network, photos, room=best)
+    return equalise_channels(network, photos, room=best)
 
 
 def _biases(
@@ -202,9 +204,9 @@ def _biases(
     if not others:
         return own
     exact = outputs(network.proto, others)
-    tried = corrected(network, steps, weights, some)
+    tried = correct_biases(network, steps, weights, some)
     with_own, with_tried = (
-        snr(exact, outputs(quantized(network, steps, weights, biases), others))
+        snr(exact, outputs(make_qdq_model(network, steps, weights, biases), others))
         for biases in (own, tried)
     )
     return tried if with_tried > with_own else own

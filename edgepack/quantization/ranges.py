@@ -68,7 +68,9 @@ class TensorRange:
         )
 
 
-def seen(network: FloatNetwork, photos: Sequence[Array], names: Sequence[str]) -> dict[str, Array]:
+def sample_values(
+    network: FloatNetwork, photos: Sequence[Array], names: Sequence[str]
+) -> dict[str, Array]:
     """Values of some tensors on all photos, evenly taken out of them."""
     kept: dict[str, list[Array]] = {name: [] for name in names}
     for found in values(network.proto, photos, names):

@@ -86,7 +86,7 @@ def inputs_of(product: Product, data: Array) -> Array:
     return np.ascontiguousarray(grouped.reshape(product.groups, -1, flat.shape[1]))
 
 
-def rounded(product: Product, moment: Array) -> Rounded:
+def round_weights(product: Product, moment: Array) -> Rounded:
     """A product's weights as integers."""
     scale = scales_for(product.weight)
     outs = len(product.weight) // product.groups

@@ -20,7 +20,7 @@ from edgepack.compiler.choices import Choices, Tunable
 from edgepack.compiler.pipeline.cores import CORES, PAIRING, Core
 from edgepack.compiler.variants import Variants
 from edgepack.cycles import trace
-from edgepack.cycles.estimate import KernelCycles, covering, parts, window_costs
+from edgepack.cycles.estimate import KernelCycles, cover_blocks, parts, window_costs
 from edgepack.cycles.memories import BoardMemory, memory_of
 from edgepack.deploy.conditions import Conditions
 from edgepack.flow.job import Job
@@ -138,7 +138,7 @@ class CycleTimer:
     def _by_signature(
         self, traced: trace.Trace, kernel: Callable[[int], str], layers: Sequence[LayerReport]
     ) -> _Cycles:
-        windows = covering(traced)
+        windows = cover_blocks(traced)
         signatures = {layer.kernel: layer.signature for layer in layers}
         found: dict[str, list[float]] = {}
         for pairing, assumption in enumerate(PAIRING):

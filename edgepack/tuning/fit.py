@@ -69,7 +69,7 @@ class Fit:
         }
 
 
-def ordered(trials: Sequence[Trial], base: Survey, survey: Survey) -> WaysInOrder:
+def order_trials(trials: Sequence[Trial], base: Survey, survey: Survey) -> WaysInOrder:
     """How a survey has the ways that were tried. `base` is that with the figures in use: its first
     way of each kernel is what the trials were compared with."""
     defaults = {one.signature: one.default.choice for one in base}
@@ -138,8 +138,8 @@ def fit(trials: Sequence[Trial], fitted: Sequence[Surveyor], judge: Surveyor) ->
         fitted={**in_use, **winner},
         fitted_before=before,
         fitted_after=after,
-        before=ordered(trials, base, base),
-        after=ordered(trials, base, judged),
+        before=order_trials(trials, base, base),
+        after=order_trials(trials, base, judged),
     )
     for order, what in ((before, "of those to fit"), (result.before, "of that to judge by")):
         if not order.pairs:
@@ -158,7 +158,7 @@ def _orders(
     for network in networks:
         _, (base, *surveys) = network([{}, *figures])
         for index, survey in enumerate(surveys):
-            order = ordered(trials, base, survey)
+            order = order_trials(trials, base, survey)
             right, pairs = sums[index]
             sums[index] = right + order.right, pairs + order.pairs
     return [WaysInOrder(right=right, pairs=pairs) for right, pairs in sums]

@@ -41,7 +41,6 @@ from edgepack.deploy.app_answers import AppAnswer
 from edgepack.deploy.conditions import COMMAND, Conditions, parse_conditions
 from edgepack.deploy.remote_app import app_command, parse_answer
 from edgepack.device.base import Device, RemoteResult
-from edgepack.flow.growth import GROWTH
 from edgepack.flow.job import (
     Job,
     compile_job,
@@ -49,6 +48,7 @@ from edgepack.flow.job import (
     model_limits,
     precision_of,
 )
+from edgepack.flow.optimize import GROWTH
 from edgepack.flow.reference import Array, make_golden
 from edgepack.flow.tolerances import golden_tolerance, tolerance_of
 from edgepack.native.app import RuntimeBuild, build_runtime

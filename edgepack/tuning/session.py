@@ -26,8 +26,8 @@ from edgepack.flow.records import (
     Record,
     RecordFile,
     Trial,
-    chosen,
-    proposed,
+    choose_records,
+    propose_trials,
     trials_of,
 )
 from edgepack.tuning.rounds import Round, TimedBlock, Timer, Times, spread
@@ -314,7 +314,7 @@ class _Session:
     def _proposed(self) -> dict[str, Trial]:
         """The most promising trials of this network's kernels."""
         network = self.network
-        best = proposed(self.records, cpu=network.cpu, compiler=network.compiler)
+        best = propose_trials(self.records, cpu=network.cpu, compiler=network.compiler)
         kernels = {tunable.signature for tunable in network.tunables}
         return {kernel: trial for kernel, trial in best.items() if kernel in kernels}
 
@@ -339,7 +339,7 @@ class _Session:
     def _confirmation(self) -> Confirmation | None:
         """What the network is compiled by from now on, else what was judged last."""
         network = self.network
-        found = chosen(
+        found = choose_records(
             self.records, cpu=network.cpu, compiler=network.compiler, model=network.model
         )
         own = [record for record in found.records if isinstance(record, Confirmation)]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgepack.base.process import last_lines, run
-from edgepack.base.tools import apt, find_tool, install, missing
+from edgepack.base.tools import apt, explain_missing, find_tool, install
 from edgepack.virtual.errors import MirrorChangingError, RootfsError
 
 # Names under which Debian's own archive lists its releases; third parties add a suffix or
@@ -83,7 +83,7 @@ def download(path: str, target: Path, *, suite: str, sha256: str) -> None:
     if it cannot be had or has another hash, ToolMissingError.
     """
     if not _HELPER.exists():
-        raise missing(f"apt's downloader ({_HELPER})", install("apt-get"))
+        raise explain_missing(f"apt's downloader ({_HELPER})", install("apt-get"))
     url = mirror() or known_mirror(suite)
     run(
         [_HELPER, "download-file", f"{url.rstrip('/')}/{path}", target, f"SHA256:{sha256}"],
@@ -147,7 +147,7 @@ def known_mirror(suite: str) -> str:
 def _keyring() -> Path:
     found = next((path for path in _KEYRINGS if path.exists()), None)
     if found is None:
-        raise missing(
+        raise explain_missing(
             f"the keys of Debian's archive ({_KEYRINGS[0]})", apt("debian-archive-keyring")
         )
     return found

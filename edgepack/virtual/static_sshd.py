@@ -16,7 +16,7 @@ from edgepack.base.kept import zig_cache
 from edgepack.base.paths import atomic_dir, cache_dir, locked
 from edgepack.base.process import run
 from edgepack.base.progress import NO_PROGRESS, Progress
-from edgepack.base.tools import missing
+from edgepack.base.tools import explain_missing
 from edgepack.boards import Board
 from edgepack.native.toolchain import zig_executable, zig_version
 from edgepack.virtual import apt
@@ -109,7 +109,7 @@ def static_sshd(board: Board, *, progress: Progress = NO_PROGRESS) -> Path:
     """
     zig = zig_executable()
     if zig is None:
-        raise missing("zig")
+        raise explain_missing("zig")
     triple, flags = board.triple.replace("-gnu", "-musl"), board.runtime_flags["zig"]
     # As the device tool is built: zig makes one musl for both.
     options = (

@@ -17,7 +17,7 @@ from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel, compile_model
 from edgepack.compiler.errors import UnsupportedOperatorError
 from edgepack.compiler.frontend.load import load_model
-from edgepack.flow.quantized import computed_in
+from edgepack.flow.quantized import find_precision
 from edgepack.flow.reference import make_golden
 from edgepack.model import ModelSpec
 from edgepack.model.errors import DynamicShapeError
@@ -176,7 +176,7 @@ def test_a_quantised_model_computes_as_onnxruntime_does(tmp_path: Path) -> None:
     golden = make_golden(load_model(ModelSpec(path=path)), seed=7)
     (mine,) = run_plan(compiled.folder, golden.inputs)
     np.testing.assert_array_equal(mine, golden.outputs[0])
-    assert computed_in(compiled, "float32") == "int8"
+    assert find_precision(compiled, "float32") == "int8"
 
 
 def test_artifacts_are_as_compile_model_says(tmp_path: Path) -> None:

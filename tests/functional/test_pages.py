@@ -119,7 +119,7 @@ def test_a_page_is_no_wider_than_the_window(browse: Browse, tmp_path: Path, widt
 
 def test_a_notebook_has_bars_as_well(browse: Browse, tmp_path: Path) -> None:
     """Its own page has none of our styles."""
-    shown = page.embedded(page.shares([("dog", 1.0, "0.9"), ("cat", 0.5, "0.45")]))
+    shown = page.embed_parts(page.shares([("dog", 1.0, "0.9"), ("cat", 0.5, "0.45")]))
     found = measured(browse, tmp_path / "measure.html", 600, shown)
     assert found["bars"][0] > 100
     assert found["bars"][0] == pytest.approx(2 * found["bars"][1], rel=0.02)
@@ -394,13 +394,13 @@ def test_hostile_names_are_text(browse: Browse, tmp_path: Path) -> None:
         page.table([HOSTILE], HOSTILE),
         page.picture(PHOTO, alt=name),
         charts.marked_picture(PHOTO, 60, 40, [((5, 5, 50, 30), name)], [], alt=name),
-        page.embedded(page.shares([(name, 1.0, name)])),
+        page.embed_parts(page.shares([(name, 1.0, name)])),
         page.verdict(name, ok=False),
-        page.folded(name, page.figures([(page.picture(PHOTO, alt=name), name)])),
+        page.fold_parts(name, page.figures([(page.picture(PHOTO, alt=name), name)])),
         page.filters(name, HOSTILE),
         charts.dots([1.0, 2.0], unit=name, title=name, lines={name: 1.5}),
         charts.curves({name: [(0, 0), (1, 1)], "b": []}, title=name, x=(0, 1), y=(0, 1)),
-        charts.stacked([(name, 1.0, name), ("b", 1.0, name)], title=name),
+        charts.draw_stacked_bar([(name, 1.0, name), ("b", 1.0, name)], title=name),
         charts.rectangles([(0, 0, 1, 1, 0, name)], x=1, y=1, title=name),
         charts.matrix([[1, 2], [0, 3]], [name, "b"], corner=name),
         kind="check",

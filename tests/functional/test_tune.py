@@ -21,10 +21,10 @@ from edgepack.cli import main
 from edgepack.compiler import cpu_key
 from edgepack.compiler.choices import PANEL, PANELS, WIDE, Way, maker
 from edgepack.compiler.variants import compile_variants, survey_apart
-from edgepack.deploy.duel import ROUNDS
+from edgepack.deploy.ab_timing import ROUNDS
 from edgepack.flow import records
-from edgepack.flow.growth import GROWTH
 from edgepack.flow.job import make_job
+from edgepack.flow.optimize import GROWTH
 from edgepack.flow.project import load_project
 from edgepack.flow.records import RecordFile, Trial
 from edgepack.model import ModelSpec
@@ -130,7 +130,7 @@ from pathlib import Path
 from edgepack.base import paths
 from edgepack.cli import main
 from edgepack.flow import records
-from edgepack.flow.growth import GROWTH
+from edgepack.flow.optimize import GROWTH
 left, how = int(sys.argv[1]), int(sys.argv[2])
 append = records.RecordFile.append
 def counted(self, new):

@@ -14,7 +14,7 @@ import pytest
 
 from edgepack.base import paths
 from edgepack.base.paths import NotCachedError, only_cached
-from edgepack.base.progress import reporting_to
+from edgepack.base.progress import make_progress
 from edgepack.boards import get_board
 from edgepack.native import prebuilt
 from edgepack.native.app import build_runtime
@@ -69,7 +69,7 @@ def test_what_is_installed_is_taken_if_it_is_of_these_sources(
     parts = build_runtime(bare, select(bare).toolchain)
     monkeypatch.setattr(paths, "_cache_dir", tmp_path / "empty")
     said: list[str] = []
-    told = reporting_to(said.append)
+    told = make_progress(said.append)
     with only_cached(), pytest.raises(NotCachedError):
         build_device_tool(board, progress=told)
     why = f"building edgepack-device from source: edgepack-runtime-{TRIPLE} is not installed"

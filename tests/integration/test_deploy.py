@@ -23,7 +23,7 @@ from edgepack.base.errors import (
     RemoteError,
     UsageError,
 )
-from edgepack.base.progress import reporting_to
+from edgepack.base.progress import make_progress
 from edgepack.bundle.bundle import Bundle, open_bundle
 from edgepack.bundle.manifest import APP, DEVICE_TOOL, LIBRARY, PARAMS, Health
 from edgepack.bundle.signing import sign_folder
@@ -180,7 +180,7 @@ def test_what_is_said_is_what_happens(bundles: dict[str, Bundle], home: Path) ->
     said: list[str] = []
     bundle = bundles["a"]
     todo = preview(bundle, LocalDevice(home), ROOT)
-    report = deploy_bundle(bundle, LocalDevice(home), ROOT, progress=reporting_to(said.append))
+    report = deploy_bundle(bundle, LocalDevice(home), ROOT, progress=make_progress(said.append))
     size = bundle.manifest.total_bytes - bundle.manifest.files[DEVICE_TOOL].size
     assert report.missing_bytes == size
     (sending,) = (text for text in said if "send" in text or "upload" in text)
@@ -195,7 +195,7 @@ def test_what_is_said_is_what_happens(bundles: dict[str, Bundle], home: Path) ->
     assert "the device installs, activates and tests it" in said
 
     said.clear()
-    deploy_bundle(bundle, LocalDevice(home), ROOT, progress=reporting_to(said.append))
+    deploy_bundle(bundle, LocalDevice(home), ROOT, progress=make_progress(said.append))
     assert f"release {report.release} is there, complete and tested" in said
     assert not [text for text in said if "install" in text or "sending" in text]
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from edgepack.base.errors import TimeLimitError
-from edgepack.base.progress import heard_by
+from edgepack.base.progress import attach_listener
 from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.manifest import DEVICE_TOOL, Health
 from edgepack.deploy import deploy as module
@@ -103,7 +103,7 @@ def test_a_login_that_never_says_what_it_is(bundle: Bundle, tmp_path: Path, name
             pass
 
     patient = DeployOptions(answer_s=1.5, wait_s=60, retries=2)
-    with heard_by(Listener()), pytest.raises(TooSlowError, match="what it is") as caught:
+    with attach_listener(Listener()), pytest.raises(TooSlowError, match="what it is") as caught:
         deploy_bundle(bundle, Shell(tmp_path, SHELLS[name]), ROOT, options=patient)
     assert caught.value.exit_code == TimeLimitError.exit_code
     assert any(text.endswith(" at most") for text in said)

@@ -248,7 +248,7 @@ def test_a_trace_becomes_cycles_traffic_and_milliseconds(tmp_path: Path) -> None
     def kernel(pc: int) -> str:
         return "sums" if pc == 0x11080 else "products"
 
-    result = estimate.estimate(found, estimate.paired(found, A53), kernel)
+    result = estimate.estimate(found, estimate.estimate_pairings(found, A53), kernel)
     # A chain of multiply-adds is 4 cycles for two instructions, one of sums a cycle each.
     assert result.cycles["strict"] == pytest.approx(200 * 2 + 2800, rel=0.01)
     assert result.parts["products"].cycles == pytest.approx(400, rel=0.07)
@@ -284,7 +284,7 @@ def test_windows_show_every_block_that_matters(tmp_path: Path) -> None:
         )
     )
     found = trace.read(path, "aarch64")
-    windows = estimate.covering(found)
+    windows = estimate.cover_blocks(found)
     assert [3] * 5 in windows
     assert len(windows) < 10
     costs = estimate.window_costs(found, A53, windows)

@@ -14,8 +14,8 @@ from edgepack.base.text import milliseconds
 from edgepack.cli.pages.bench import bench_page
 from edgepack.cli.result_lines import answer_lines, bench_lines, profile_lines
 from edgepack.cli.tune import _lines as tuned_lines
+from edgepack.deploy.ab_timing import time_in_turns
 from edgepack.deploy.app_answers import AppAnswer
-from edgepack.deploy.duel import duel
 from edgepack.deploy.remote_app import RunRequest, ask_app
 from tests.scripted_tool import ScriptedDevice
 
@@ -90,7 +90,7 @@ def test_areas_of_a_mask_are_shown(areas: list[object], shown: str) -> None:
 
 
 def test_two_releases_side_by_side_say_so() -> None:
-    assert duel(device(emulated=True), "r", ("a", "b"), (), runs=1).emulated
+    assert time_in_turns(device(emulated=True), "r", ("a", "b"), (), runs=1).emulated
 
 
 @pytest.mark.parametrize("emulated", [True, False])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgepack.base import process
-from edgepack.base.apart import describe, error_of, prefixed
+from edgepack.base.apart import describe, error_of, prefix_error
 from edgepack.base.errors import BundleError, ModelError, UsageError
 from edgepack.boards import load_boards
 from edgepack.cli import main
@@ -158,7 +158,7 @@ def test_errors_cross_processes_by_the_name_of_their_class(tmp_path: Path) -> No
     bundle = small_bundle(tmp_path)
     problem = Problem(file="model.so", text="too new", hint="package it again")
     error = GateError(bundle, "rasp3b", [problem])
-    back = prefixed(error_of(json.loads(json.dumps(describe(error)))), "rasp3b: ")
+    back = prefix_error(error_of(json.loads(json.dumps(describe(error)))), "rasp3b: ")
     assert type(back) is GateError
     assert (back.message, back.hint) == (f"rasp3b: {error.message}", error.hint)
 

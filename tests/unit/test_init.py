@@ -21,7 +21,7 @@ from edgepack.flow.check import check_project
 from edgepack.flow.init import Draft, draft_project
 from edgepack.flow.project import Project, load_project
 from edgepack.flow.reference import ExpectedClassError
-from edgepack.preprocess.presets import PRESETS, sized
+from edgepack.preprocess.presets import PRESETS, fit_size
 from edgepack.preprocess.spec import PreprocessSpec, Resize
 from tests.schemas import problems
 
@@ -79,7 +79,7 @@ def test_a_preset_is_a_whole_table(name: str) -> None:
     assert spec.size is not None
     assert spec == PreprocessSpec.from_table(PRESETS[name].table, file="x")
     for height, width in ((224, 224), (96, 96), (299, 299), (48, 320)):
-        table = {"preset": name, **sized(PRESETS[name].table, height, width)}
+        table = {"preset": name, **fit_size(PRESETS[name].table, height, width)}
         assert PreprocessSpec.from_table(table, file="x").size == (height, width)
 
 
@@ -123,9 +123,9 @@ def test_keys_beside_a_preset() -> None:
 def test_the_size_of_another_input() -> None:
     """timm: scale_size = int(math.floor(img_size / crop_pct))."""
     for size in (160, 192, 288, 299):
-        resize = sized(PRESETS["timm"].table, size, size)["resize"]
+        resize = fit_size(PRESETS["timm"].table, size, size)["resize"]
         assert resize == {"mode": "shortest", "size": int(size / 0.875)}
-    assert sized(PRESETS["timm"].table, 224, 224) == {}
+    assert fit_size(PRESETS["timm"].table, 224, 224) == {}
 
 
 def ramp(path: Path, height: int = 600, width: int = 800) -> Path:

@@ -138,15 +138,17 @@ def test_lines_that_would_be_written_over_each_other_have_one_name() -> None:
 
 
 def test_a_stacked_bar_has_parts_as_wide_as_their_values() -> None:
-    made = charts.stacked([("a", 1.0, "1 ms"), ("none", 0.0, ""), (EVIL, 3.0, EVIL)], title="t")
+    made = charts.draw_stacked_bar(
+        [("a", 1.0, "1 ms"), ("none", 0.0, ""), (EVIL, 3.0, EVIL)], title="t"
+    )
     widths = [float(one["width"]) for one in attributes(made, "rect")]
     assert widths[1] == pytest.approx(3 * widths[0])
     assert "none" not in made
     assert Parsed(made).said.count(EVIL) == 4  # name and value, in the picture and below it
-    many = charts.stacked([(str(i), 1.0, "") for i in range(20)], title="t")
+    many = charts.draw_stacked_bar([(str(i), 1.0, "") for i in range(20)], title="t")
     assert len(attributes(many, "rect")) == charts.SERIES
     assert "15 others" in many
-    assert charts.stacked([], title="t") == ""
+    assert charts.draw_stacked_bar([], title="t") == ""
 
 
 def test_curves_go_through_their_points() -> None:

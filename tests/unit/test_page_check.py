@@ -12,7 +12,7 @@ import pytest
 
 from edgepack.base.errors import MismatchError
 from edgepack.cli import main
-from edgepack.cli.pages.photos import area_color, marked
+from edgepack.cli.pages.photos import area_color, mark_photo
 from edgepack.postprocess.results import Area
 from tests import yolo_exports
 from tests.onnx_models import Builder
@@ -106,7 +106,7 @@ def test_boxes_are_drawn_where_they_are(tmp_path: Path, monkeypatch: pytest.Monk
 def test_areas_are_painted_where_they_are() -> None:
     """Two rows in the middle of a black photo of 40 x 20, as runs of pixels."""
     area = Area(index=3, label="road", pixels=80, runs=(9 * 40, 40, 10 * 40, 40))
-    made = marked(np.zeros((20, 40, 3), np.uint8), areas=[area], alt="x")
+    made = mark_photo(np.zeros((20, 40, 3), np.uint8), areas=[area], alt="x")
     (content,) = re.findall(r"base64,([^\"]*)", made)
     image = cv2.imdecode(np.frombuffer(base64.b64decode(content), np.uint8), cv2.IMREAD_COLOR)
     assert image is not None

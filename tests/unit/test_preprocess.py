@@ -24,7 +24,7 @@ from edgepack.preprocess.spec import (
     Resize,
     crop_start,
     letterbox_size,
-    scaled,
+    scale_image,
     shortest_size,
 )
 
@@ -417,12 +417,12 @@ def test_every_filter_makes_the_size_asked_for(interpolation: str, color: str) -
 )
 def test_pillow_filters_are_pillows_and_not_opencvs(name: str, filter_: Image.Resampling) -> None:
     photo = image(64, 97)
-    made = scaled(photo, 20, 31, name)
+    made = scale_image(photo, 20, 31, name)
     np.testing.assert_array_equal(made, Image.fromarray(photo).resize((31, 20), filter_))
     for opencv in ("linear", "area", "cubic"):
-        assert np.abs(made.astype(int) - scaled(photo, 20, 31, opencv)).max() > 20
+        assert np.abs(made.astype(int) - scale_image(photo, 20, 31, opencv)).max() > 20
     gray = np.ascontiguousarray(photo[:, :, 1])
-    np.testing.assert_array_equal(scaled(gray, 20, 31, name), made[:, :, 1])
+    np.testing.assert_array_equal(scale_image(gray, 20, 31, name), made[:, :, 1])
 
 
 @pytest.mark.parametrize(
@@ -441,7 +441,7 @@ def test_pillow_filters_are_pillows_at_any_size(name: str, filter_: Image.Resamp
             photo = np.where(photo < 128, 0, 255).astype(np.uint8)
         across = Image.fromarray(photo).resize((to_width, height), filter_)
         np.testing.assert_array_equal(
-            scaled(photo, to_height, to_width, name),
+            scale_image(photo, to_height, to_width, name),
             across.resize((to_width, to_height), filter_),
             err_msg=f"{height} x {width} to {to_height} x {to_width}",
         )
@@ -449,9 +449,9 @@ def test_pillow_filters_are_pillows_at_any_size(name: str, filter_: Image.Resamp
 
 def test_pillow_filters_scale_the_width_first() -> None:
     tall = image(640, 60)  # the newest Pillow would begin with its height
-    first = scaled(tall, 640, 40, "pil-bicubic")
+    first = scale_image(tall, 640, 40, "pil-bicubic")
     np.testing.assert_array_equal(
-        scaled(tall, 70, 40, "pil-bicubic"), scaled(first, 70, 40, "pil-bicubic")
+        scale_image(tall, 70, 40, "pil-bicubic"), scale_image(first, 70, 40, "pil-bicubic")
     )
 
 
@@ -461,7 +461,7 @@ def test_ipp_is_off_while_scaling_and_back_on_after() -> None:
     cv2.ipp.setUseIPP(False)
     want = cv2.resize(photo, (50, 40), interpolation=cv2.INTER_CUBIC)
     cv2.ipp.setUseIPP(before)
-    np.testing.assert_array_equal(scaled(photo, 40, 50, "cubic"), want)
+    np.testing.assert_array_equal(scale_image(photo, 40, 50, "cubic"), want)
     assert cv2.ipp.useIPP() == before
 
 
@@ -516,7 +516,7 @@ def test_tensorflows_filter() -> None:
     """OpenCV's on float32, which has the same geometry; and it is not rounded."""
     pixels = image(64, 97)
     for height, width in ((20, 31), (64, 97), (131, 200), (1, 1)):
-        made = scaled(pixels, height, width, "tf-bilinear")
+        made = scale_image(pixels, height, width, "tf-bilinear")
         assert made.dtype == np.float32
         want = cv2.resize(
             pixels.astype(np.float32), (width, height), interpolation=cv2.INTER_LINEAR
@@ -526,7 +526,7 @@ def test_tensorflows_filter() -> None:
     # Five pixels to three: the first lies at 5 / 3 / 2 - 0.5 of them.
     line = np.array([[0, 10, 20, 30, 40]], np.uint8)
     first = (5 / 3 / 2 - 0.5) * 10
-    made = scaled(line, 1, 3, "tf-bilinear")
+    made = scale_image(line, 1, 3, "tf-bilinear")
     np.testing.assert_allclose(made, [[first, 20, 40 - first]], rtol=1e-5)
     whole = spec('dtype = "uint8"').tensor(np.full((2, 2, 3), 7.9, np.float32))
     assert (whole == 7).all()  # as tf.cast

@@ -17,18 +17,18 @@ from edgepack.cli import main
 from edgepack.compiler.frontend import integer_reference
 from edgepack.compiler.frontend.quantized import NODE
 from edgepack.quantization import mixed
-from edgepack.quantization.biases import corrected
-from edgepack.quantization.equalise import equalised
+from edgepack.quantization.biases import correct_biases
+from edgepack.quantization.equalise import equalise_channels
 from edgepack.quantization.errors import (
     AlreadyQuantizedError,
     CalibrationError,
     NothingToQuantizeError,
 )
 from edgepack.quantization.network import Array, FloatNetwork, noise_share, outputs
-from edgepack.quantization.qdq import quantized, tensors_of, whole_nodes
+from edgepack.quantization.qdq import make_qdq_model, tensors_of, whole_nodes
 from edgepack.quantization.quantize import CALIBRATION, quantize, snr
-from edgepack.quantization.ranges import ByteSteps, TensorRange, seen, steps_for
-from edgepack.quantization.rounding import moments, rounded, scales_for
+from edgepack.quantization.ranges import ByteSteps, TensorRange, sample_values, steps_for
+from edgepack.quantization.rounding import moments, round_weights, scales_for
 from tests.onnx_models import Builder
 
 SIZE = 20
@@ -101,14 +101,14 @@ def test_ranges_are_no_worse_than_from_end_to_end() -> None:
 
 def test_equal_channels_are_the_same_network(net: FloatNetwork) -> None:
     given = photos(12)
-    made = equalised(net, given)
+    made = equalise_channels(net, given)
     (exact,), (got,) = outputs(net.proto, given), outputs(made.proto, given)
     np.testing.assert_allclose(got, exact, atol=1e-4 * np.abs(exact).max())
     # And channels are of more equal size where a depthwise convolution reads them.
     (wide,) = (product.node.input[0] for product in net.products.values() if product.is_depthwise)
     spreads = []
     for one in (net, made):
-        values = seen(one, given, [wide])
+        values = sample_values(one, given, [wide])
         largest = values[wide].reshape(12, 48, -1).max(axis=(0, 2))
         spreads.append(np.median(largest) / largest.max())
     assert spreads[1] > 1.1 * spreads[0]
@@ -121,15 +121,15 @@ def test_channels_are_made_equal_only_where_that_helps(
     path, proto = Path("net.onnx"), network()
     given, judge = photos(16), [photo * 3 for photo in photos(16, seed=9)]
     far = [photo * (1 if index % 2 == 0 else 3) for index, photo in enumerate(given)]
-    made = equalised(net, given)
+    made = equalise_channels(net, given)
     (exact,), (cut,) = outputs(net.proto, judge), outputs(made.proto, judge)
     lost = snr([exact], [cut])
-    (same,) = outputs(equalised(net, given, room=np.inf).proto, judge)
+    (same,) = outputs(equalise_channels(net, given, room=np.inf).proto, judge)
     assert snr([exact], [same]) > max(lost + 10, 60)
     found = quantize(path, proto, far, judge).agreement.snr_db
 
     def tight(network: FloatNetwork, _photos: object, **_given: float) -> FloatNetwork:
-        return equalised(network, far[::2])
+        return equalise_channels(network, far[::2])
 
     monkeypatch.setattr("edgepack.quantization.quantize._equalised", tight)
     assert found > quantize(path, proto, far, judge).agreement.snr_db
@@ -155,7 +155,7 @@ def test_weights_that_make_up_for_each_other_lose_less(net: FloatNetwork) -> Non
     given = photos(12)
     sums = moments(net, given, net.products)
     for name, product in net.products.items():
-        made = rounded(product, sums[name])
+        made = round_weights(product, sums[name])
         scale = scales_for(product.weight)[:, None, None]
         nearest = np.clip(np.rint(product.weight / scale), -127, 127) * scale
         assert np.abs(made.weight).max() <= 127
@@ -175,7 +175,7 @@ def test_biases_that_help_on_no_other_photos_are_left(monkeypatch: pytest.Monkey
     path, proto = Path("net.onnx"), network()
     given, judge = photos(16), photos(16, seed=9)
     wanted = quantize(path, proto, given, judge).agreement.snr_db
-    monkeypatch.setattr("edgepack.quantization.quantize.corrected", worse)
+    monkeypatch.setattr("edgepack.quantization.quantize.correct_biases", worse)
     found = quantize(path, proto, given, judge).agreement.snr_db
     assert found > 20
     assert found > wanted - 3
@@ -202,20 +202,22 @@ def test_all_of_it_is_done_on_integers() -> None:
 
 def test_what_one_layer_is_off_is_corrected_once() -> None:
     net, given = FloatNetwork(Path("deep.onnx"), network(blocks=4)), photos(24)
-    steps = {name: steps_for(found) for name, found in seen(net, given, tensors_of(net)).items()}
+    steps = {
+        name: steps_for(found) for name, found in sample_values(net, given, tensors_of(net)).items()
+    }
     sums = moments(net, given, net.products)
-    weights = {name: rounded(product, sums[name]) for name, product in net.products.items()}
+    weights = {name: round_weights(product, sums[name]) for name, product in net.products.items()}
     # All that comes behind the first layers is off by this one, too.
     off = list(net.products)[1]
     weights[off] = replace(weights[off], scale=weights[off].scale * np.float32(1.5))
     exact = outputs(net.proto, given)[0].mean(axis=0)
 
     def error(biases: dict[str, Array]) -> float:
-        got = outputs(quantized(net, steps, weights, biases), given)[0].mean(axis=0)
+        got = outputs(make_qdq_model(net, steps, weights, biases), given)[0].mean(axis=0)
         return float(np.abs(got - exact).max())
 
     before = error({name: product.bias for name, product in net.products.items()})
-    assert error(corrected(net, steps, weights, given, shrink=False)) < before / 5
+    assert error(correct_biases(net, steps, weights, given, shrink=False)) < before / 5
 
 
 def test_noise_of_several_outputs_counts_by_their_sizes() -> None:

@@ -235,7 +235,7 @@ class Heard:
 def test_what_ninja_counts_is_heard_and_the_output_is_whole() -> None:
     listener = Heard()
     script = "echo '[1/2] one'; echo bad >&2; echo other; echo '[2/2] two'"
-    with progress.heard_by(listener):
+    with progress.attach_listener(listener):
         done = run(["sh", "-c", script, "--build"])
         with Beside() as beside:
             beside.start(int).result()
@@ -248,6 +248,6 @@ def test_what_ninja_counts_is_heard_and_the_output_is_whole() -> None:
 
 def test_what_another_process_works_on_is_heard() -> None:
     listener = Heard()
-    with progress.heard_by(listener):
+    with progress.attach_listener(listener):
         Apart().call(apart.at, "scheduling the kernel conv", 3, 9)
     assert listener.heard == [("scheduling the kernel conv", 3, 9)]

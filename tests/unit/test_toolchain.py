@@ -14,7 +14,7 @@ from edgepack.base.paths import data_file
 from edgepack.base.process import run
 from edgepack.boards import TOOLCHAINS, get_board, load_boards
 from edgepack.flow import results
-from edgepack.flow.doctor import check_board, missing
+from edgepack.flow.doctor import check_board, find_missing
 from edgepack.native.app import need_programs, runtime_name
 from edgepack.native.device_tool import tool_name
 from edgepack.native.prebuilt import module_of
@@ -83,7 +83,7 @@ def test_no_compiler_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             select(board, force)
     with pytest.raises(MissingCompilerError):  # it is linked for each model
         select(board.without_libc())
-    lost = missing(check_board(board))
+    lost = find_missing(check_board(board))
     assert [check.install for check in lost] == [extra]
 
 
@@ -110,7 +110,7 @@ def test_programs_that_are_built_need_no_compiler(
     assert choice == select(board, "zig")
     assert choice.toolchain.title == with_compiler.title
     need_programs(board, choice.toolchain)
-    assert not missing(check_board(board))
+    assert not find_missing(check_board(board))
     linker = for_kernels(choice.toolchain, board)
     assert linker.builtins == path / BUILTINS_FILE
     assert linker.title != with_compiler.title  # what it makes is kept apart

@@ -19,9 +19,9 @@ from edgepack.flow.records import (
     RecordFile,
     RecordsError,
     Trial,
-    chosen,
-    chosen_for,
-    proposed,
+    choose_for_cpu,
+    choose_records,
+    propose_trials,
     read_records,
 )
 
@@ -57,7 +57,7 @@ LOST = replace(TOGETHER, ratio=1.0, low=0.97, high=1.03)
 
 
 def choices(*records: Record, model: str = MODEL) -> Mapping[str, Way]:
-    return chosen(records, cpu=CPU, compiler=COMPILER, model=model).choices
+    return choose_records(records, cpu=CPU, compiler=COMPILER, model=model).choices
 
 
 def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
@@ -114,14 +114,14 @@ def test_what_was_confirmed_is_used_and_nothing_else() -> None:
     surer = replace(TOGETHER, choices={"conv b": TALL}, high=0.91)
     for records in ((TOGETHER, surer), (surer, TOGETHER)):
         assert choices(*records) == {"conv b": TALL}
-        assert chosen(records, cpu=CPU, compiler=COMPILER, model=MODEL).records == (surer,)
-    found = chosen([other, SLOW, FAST], cpu=CPU, compiler=COMPILER, model=MODEL)
+        assert choose_records(records, cpu=CPU, compiler=COMPILER, model=MODEL).records == (surer,)
+    found = choose_records([other, SLOW, FAST], cpu=CPU, compiler=COMPILER, model=MODEL)
     assert found.records == (FAST, other)
 
 
 def test_estimates_count_where_nothing_was_measured() -> None:
     def made(*records: Record) -> Mapping[str, Way]:
-        return chosen_for(records, cpu=CPU, compiler=COMPILER, model=MODEL).choices
+        return choose_for_cpu(records, cpu=CPU, compiler=COMPILER, model=MODEL).choices
 
     estimated = replace(FAST, cpu=CPU + ESTIMATED)
     assert made(estimated) == {"conv a": TALL}
@@ -133,7 +133,7 @@ def test_estimates_count_where_nothing_was_measured() -> None:
 
 def test_what_is_likely_to_win_is_proposed() -> None:
     def best(*records: Record) -> list[Way]:
-        found = proposed(records, cpu=CPU, compiler=COMPILER)
+        found = propose_trials(records, cpu=CPU, compiler=COMPILER)
         return [trial.choice for trial in found.values()]
 
     likely = replace(FAST, low=0.6, high=1.3)

@@ -14,7 +14,7 @@ import pytest
 from edgepack.cli.pages.tune import costs_after, tune_page
 from edgepack.compiler.choices import Choices, Ranked, Tunable, Way
 from edgepack.deploy.conditions import Conditions
-from edgepack.flow.records import Confirmation, Record, RecordFile, Trial, chosen
+from edgepack.flow.records import Confirmation, Record, RecordFile, Trial, choose_records
 from edgepack.tuning.rounds import Round, TimedBlock, Times
 from edgepack.tuning.session import Budget, Network, Tuned, tune
 
@@ -137,7 +137,7 @@ def test_the_surer_half_is_kept_if_it_wins(path: Path) -> None:
     device = PlayedDevice(together=lambda choices: 1.5 if len(choices) > 2 else 1.0)
     found = session(path, device)
     assert len(found.kernels) == 2
-    best = chosen(
+    best = choose_records(
         RecordFile(path).read(), cpu=NETWORK.cpu, compiler=NETWORK.compiler, model=NETWORK.model
     )
     assert best.choices == {kernel: trial.choice for kernel, trial in found.kernels.items()}

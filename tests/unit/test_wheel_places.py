@@ -15,7 +15,7 @@ import pytest
 
 from edgepack.base import paths
 from edgepack.base.errors import UsageError
-from edgepack.base.progress import reporting_to
+from edgepack.base.progress import make_progress
 from edgepack.base.version import VERSION
 from edgepack.cli import main
 from edgepack.native import prebuilt, wheel_places
@@ -149,11 +149,11 @@ def test_another_version_and_other_sources(folder: Path) -> None:
     said: list[str] = []
     use_places([str(folder)])
     assert found() is None
-    prebuilt.say_why_built(TRIPLE, "the app", reporting_to(said.append))
+    prebuilt.say_why_built(TRIPLE, "the app", make_progress(said.append))
     (folder / NAME.replace(VERSION, "0.0.1")).rename(folder / NAME)
     use_places([str(folder)])
     assert find_prebuilt(TRIPLE, "runtime", "of-other-sources") is None
-    prebuilt.say_why_built(TRIPLE, "the app", reporting_to(said.append))
+    prebuilt.say_why_built(TRIPLE, "the app", make_progress(said.append))
     assert said == [
         f"building the app from source: no {package_of(TRIPLE)} {VERSION} is in {folder}",
         f"building the app from source: {folder / NAME} was made with other sources, flags or "

@@ -53,7 +53,9 @@ def bench_page(
         for name, time in (frame or answer).times_ms.items()
         if name != _ONCE
     ]
-    parts.append(page.section("One frame", charts.stacked(steps, title="parts of a frame")))
+    parts.append(
+        page.section("One frame", charts.draw_stacked_bar(steps, title="parts of a frame"))
+    )
     if answer.profile is not None:
         parts.append(page.section("Layers by time", Html(answer.profile._repr_html_())))
     parts.append(page.section("One run", run_times(answer)))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from edgepack.base import charts, page
 from edgepack.base.page import Html
-from edgepack.base.text import counted
-from edgepack.cli.pages.photos import area_color, encoded, marked
+from edgepack.base.text import format_count
+from edgepack.cli.pages.photos import area_color, encode_photo, mark_photo
 
 if TYPE_CHECKING:
     from edgepack.flow.check import Checked, OutputRange, Seen
@@ -78,7 +78,7 @@ def _seen_in(seen: Seen) -> str:
     if results.boxes is not None:
         best = results.boxes[0] if results.boxes else None
         named = f", first {best.label or best.index} {best.score:.2f}" if best else ""
-        return f"{where}: {counted(len(results.boxes), 'thing')}{named}"
+        return f"{where}: {format_count(len(results.boxes), 'thing')}{named}"
     if results.mask is not None:
         areas = sorted(results.mask.areas, key=lambda area: -area.pixels)
         return f"{where}: {', '.join(str(area.label or area.index) for area in areas[:3])}"
@@ -143,9 +143,11 @@ def _answer(seen: Seen, steps: PhotoSteps | None) -> Iterator[Html]:
         points = [one.point for one in results.keypoints or ()]
         points += [point for box in results.boxes or () for point in box.points]
         areas = results.mask.areas if results.mask else ()
-        yield marked(steps.photo, results.boxes or (), points, areas, alt="the answer on the photo")
+        yield mark_photo(
+            steps.photo, results.boxes or (), points, areas, alt="the answer on the photo"
+        )
     elif steps is not None:
-        yield page.picture(encoded(steps.photo), alt="the photo")
+        yield page.picture(encode_photo(steps.photo), alt="the photo")
     classes = [
         (one.label or f"class {one.index}", max(one.score, 0.0), f"{one.score:.4f}")
         for one in _classes(seen)
@@ -201,7 +203,7 @@ def _pictures(spec: PreprocessSpec, steps: PhotoSteps, photo: Path) -> Html:
     seen = steps.seen_box
     whole = seen == (0.0, 0.0, width, height)
     original = (
-        page.picture(encoded(steps.photo), alt="the photo")
+        page.picture(encode_photo(steps.photo), alt="the photo")
         if whole
         else _framed(steps.photo, seen, "the photo, with what the model sees of it in a frame")
     )
@@ -293,13 +295,13 @@ def _as_bgr(image: Any) -> Any:
 
 
 def _as_channels(image: Any, alt: str) -> Html:
-    return page.picture(encoded(_as_bgr(image)), alt=alt)
+    return page.picture(encode_photo(_as_bgr(image)), alt=alt)
 
 
 def _framed(image: Any, box: Sequence[float], alt: str) -> Html:
     """An image (BGR) with a frame in it."""
     height, width = image.shape[:2]
-    return charts.marked_picture(encoded(image), width, height, [(box, "")], alt=alt)
+    return charts.marked_picture(encode_photo(image), width, height, [(box, "")], alt=alt)
 
 
 def _stretched(spec: PreprocessSpec, steps: PhotoSteps) -> Html:
@@ -330,7 +332,7 @@ def _undone(spec: PreprocessSpec, steps: PhotoSteps) -> tuple[Html, Html]:
     off = np.abs(photo.astype(np.float32) - back)[inside].mean() if inside.any() else 0.0
     seen = f"{inside.mean():.0%} of the photo" if not inside.all() else "the whole photo"
     return (
-        page.picture(encoded(back), alt="the tensor turned back into a photo"),
+        page.picture(encode_photo(back), alt="the tensor turned back into a photo"),
         _words(
             "undone",
             f"the tensor turned back into pixels where they lie in the photo: {seen}, {off:.1f} of "
@@ -363,7 +365,7 @@ def _tensor(spec: PreprocessSpec, steps: PhotoSteps) -> Iterator[Html]:
     finite = values[np.isfinite(values)]
     if finite.size < values.size:
         yield page.verdict(
-            f"{counted(values.size - finite.size, 'value')} of {values.size} are not finite",
+            f"{format_count(values.size - finite.size, 'value')} of {values.size} are not finite",
             ok=False,
         )
     if spec.quantization is not None:
@@ -398,7 +400,7 @@ def _readings(spec: PreprocessSpec, steps: PhotoSteps) -> Iterator[Html]:
             said = f"{name}, {order}"
             shown.append(
                 (
-                    page.picture(encoded(_as_bgr(pixels), _READING), alt=f"read as {said}"),
+                    page.picture(encode_photo(_as_bgr(pixels), _READING), alt=f"read as {said}"),
                     Html(f"<b>{page.text(said)}: as [preprocess] says</b>") if matches else said,
                 )
             )

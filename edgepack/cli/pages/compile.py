@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgepack.base import charts, page
 from edgepack.base.page import Html
-from edgepack.base.text import counted, megabytes
+from edgepack.base.text import format_count, megabytes
 from edgepack.cli.pages.memory_map import KINDS, Held, find_peak, held_tensors
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _types(compiled: CompiledModel, types: Sequence[str]) -> Iterator[Html]:
     total = sum(macs.values())
     yield page.facts(
         {
-            kind: f"{counted(types.count(kind), 'call')}"
+            kind: f"{format_count(types.count(kind), 'call')}"
             + (f", {macs[kind] / total:.1%} of the multiply-adds" if total else "")
             for kind in _TYPES
             if kind in types
@@ -99,14 +99,14 @@ def _types(compiled: CompiledModel, types: Sequence[str]) -> Iterator[Html]:
     )
     if compiled.floats:
         left = [(name, why) for name, why in compiled.floats.items()]
-        yield page.folded(
-            f"{counted(len(left), 'quantised layer')} in float",
+        yield page.fold_parts(
+            f"{format_count(len(left), 'quantised layer')} in float",
             page.table(left, ("layer", "why")),
         )
     exact = {one.layer: one.exact for one in compiled.layers if one.exact}
     if exact:
-        yield page.folded(
-            f"{counted(len(exact), 'layer')} in float32, though half precision was wanted",
+        yield page.fold_parts(
+            f"{format_count(len(exact), 'layer')} in float32, though half precision was wanted",
             page.table(list(exact.items()), ("layer", "why")),
         )
 
@@ -150,7 +150,7 @@ def _arena(compiled: CompiledModel, graph: Mapping[str, Any]) -> Iterator[Html]:
         f"From left to right calls 1 to {calls}, from the bottom up bytes 0 to {arena}; the line "
         "is the peak." + (f" The {left} smallest tensors are left out." if left else "")
     )
-    yield page.folded(
+    yield page.fold_parts(
         "In use at the peak",
         page.table(
             [

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from edgepack.base import page
 from edgepack.base.page import Html
-from edgepack.base.text import counted, megabytes, milliseconds
+from edgepack.base.text import format_count, megabytes, milliseconds
 from edgepack.cli.pages.run import answered_photo
 from edgepack.cli.pages.times import run_times
 from edgepack.deploy.app_answers import emulated_mark
@@ -41,7 +41,7 @@ def deploy_page(report: Report, bundle: Bundle, there: Status | None = None) -> 
         ),
         ("file", "bytes", "SHA-256", "sent"),
     )
-    count = counted(len(manifest.files), "file")
+    count = format_count(len(manifest.files), "file")
     return page.page(
         f"{manifest.name} on {report.device}",
         page.verdict(f"{report.outcome}, smoke test passed: {_seen(answer)}", ok=True),
@@ -50,7 +50,9 @@ def deploy_page(report: Report, bundle: Bundle, there: Status | None = None) -> 
         page.section("Since the release before", _changes(report, there)),
         page.section("Smoke test", run_times(answer)),
         page.section("Device", _device(report.facts)),
-        page.section("Files", page.folded(f"{count}, {megabytes(manifest.total_bytes)}", files)),
+        page.section(
+            "Files", page.fold_parts(f"{count}, {megabytes(manifest.total_bytes)}", files)
+        ),
         page.section("Time of each phase, s", page.facts(report.seconds)),
         kind="deploy",
     )
@@ -62,9 +64,9 @@ def _seen(answer: AppAnswer) -> str:
         best = answer.top[0]
         return f"{best.label or f'class {best.index}'} {best.score:.4f}"
     if answer.boxes is not None:
-        return counted(len(answer.boxes), "thing")
+        return format_count(len(answer.boxes), "thing")
     if answer.areas is not None:
-        return counted(len(answer.areas), "area")
+        return format_count(len(answer.areas), "area")
     return "the outputs are the reference's"
 
 

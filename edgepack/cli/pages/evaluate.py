@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from edgepack.base import charts, page
 from edgepack.base.intervals import share_interval
 from edgepack.base.page import Html
-from edgepack.base.text import counted
+from edgepack.base.text import format_count
 from edgepack.cli.pages.photos import thumbnail
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ def evaluate_page(found: Evaluation) -> Html:
     photos = [
         page.section(title, page.table((_photo_row(found, one) for one in rows), header), more)
         for title, rows, more in (
-            ("Seen differently: " + counted(len(differing), 'photo'), differing[:_SHOWN_PHOTOS],
-             _left_out(len(differing))),
-            ("Wrong by the reference: " + counted(len(missed), 'photo'), missed[:_SHOWN_PHOTOS],
-             _left_out(len(missed))),
+            ("Seen differently: " + format_count(len(differing), 'photo'),
+             differing[:_SHOWN_PHOTOS], _left_out(len(differing))),
+            ("Wrong by the reference: " + format_count(len(missed), 'photo'),
+             missed[:_SHOWN_PHOTOS], _left_out(len(missed))),
         )
         if rows
     ]  # fmt: skip
@@ -59,7 +59,7 @@ def evaluate_page(found: Evaluation) -> Html:
         for name, side, seen in tops
     }
     return page.page(
-        f"{counted(len(found.judged), 'photo')}, here{where}",
+        f"{format_count(len(found.judged), 'photo')}, here{where}",
         page.verdict("; ".join(f"{name}: {side['top1']:.1%} right" for name, side, _ in tops)),
         page.facts({"photos": len(found.judged), **said}),
         page.section("Accuracy of each class", _classes(found.label, expected, sides, "photos")),
@@ -105,11 +105,11 @@ def rows_page(
     if rows:
         wrong = page.table(rows[:_SHOWN_ROWS], header)
         more = len(rows) - _SHOWN_ROWS
-        left = f"and {counted(more, 'row')} more: --json has all" if more > 0 else ""
-        parts.append(page.section(f"{title}: {counted(len(rows), 'row')}", wrong, left))
+        left = f"and {format_count(more, 'row')} more: --json has all" if more > 0 else ""
+        parts.append(page.section(f"{title}: {format_count(len(rows), 'row')}", wrong, left))
     verdict = "; ".join(f"{name}: {said[name]}" for name in ("reference", "device") if name in said)
     return page.page(
-        f"{counted(len(found.judged), 'row')}, here{where}",
+        f"{format_count(len(found.judged), 'row')}, here{where}",
         page.verdict(verdict),
         page.facts(said),
         *parts,
@@ -176,7 +176,9 @@ def _confusion(
     wrong = [(label(one), label(own), count) for (one, own), count in order if one != own]
     if wrong:
         table = page.table(wrong[:_SHOWN_ROWS], ("expected", "seen as", word))
-        yield page.folded(f"{counted(len(wrong), 'pair')} of classes that are confused", table)
+        yield page.fold_parts(
+            f"{format_count(len(wrong), 'pair')} of classes that are confused", table
+        )
 
 
 def boxes_page(found: BoxEvaluation) -> Html:
@@ -184,7 +186,7 @@ def boxes_page(found: BoxEvaluation) -> Html:
     sides = [("reference", found.reference)]
     if found.on_device is not None:
         sides.append((str(found.device), found.on_device))
-    said = {"photos": f"{found.photos}, with {counted(found.objects, 'object')}"}
+    said = {"photos": f"{found.photos}, with {format_count(found.objects, 'object')}"}
     said |= {
         name: f"mAP 50-95 {_share(side.map)}, mAP 50 {_share(side.map50)}" for name, side in sides
     }
@@ -203,7 +205,7 @@ def boxes_page(found: BoxEvaluation) -> Html:
     where = f" and on {found.device}" if found.device else ""
     numbers = (False, *(True for _ in header[1:]))
     return page.page(
-        f"{counted(found.photos, 'photo')}, here{where}",
+        f"{format_count(found.photos, 'photo')}, here{where}",
         page.verdict("; ".join(f"{name}: mAP 50-95 {_share(side.map)}" for name, side in sides)),
         page.facts(said),
         page.section("Precision over recall", *_curves(found, sides)),
@@ -245,7 +247,7 @@ def _curves(found: BoxEvaluation, sides: Sequence[tuple[str, AveragePrecision]])
 
 def _curve_words(found: BoxEvaluation, one: ClassPrecision) -> Html:
     name = page.text(found.label(one.index))
-    return Html(f"<b>{name}</b> AP 50 {_share(one.ap50)}, {counted(one.objects, 'object')}")
+    return Html(f"<b>{name}</b> AP 50 {_share(one.ap50)}, {format_count(one.objects, 'object')}")
 
 
 def _curve(series: Mapping[str, Sequence[float]], title: str) -> Html:

@@ -47,10 +47,10 @@ def thumbnail(path: Path) -> Html:
         photo = load_image(path, accept=KINDS)
     except ImageError:
         return Html()
-    return page.picture(encoded(photo, _THUMBNAIL), alt=path.name)
+    return page.picture(encode_photo(photo, _THUMBNAIL), alt=path.name)
 
 
-def encoded(image: Any, largest: int = LARGEST) -> bytes:
+def encode_photo(image: Any, largest: int = LARGEST) -> bytes:
     """An image (BGR or gray, uint8) as a JPEG whose sides are not above `largest`.
 
     One of few pixels is enlarged so that these can be seen.
@@ -69,7 +69,7 @@ def encoded(image: Any, largest: int = LARGEST) -> bytes:
     return bytes(data.tobytes())
 
 
-def marked(
+def mark_photo(
     image: Any,
     boxes: Iterable[_FoundBox] = (),
     points: Iterable[Sequence[float]] = (),
@@ -82,7 +82,7 @@ def marked(
     said = [(box.box, f"{box.label or box.index} {box.score:.2f}") for box in boxes]
     if areas:
         image = _painted(image, areas)
-    return charts.marked_picture(encoded(image), width, height, said, points, alt=alt)
+    return charts.marked_picture(encode_photo(image), width, height, said, points, alt=alt)
 
 
 def _painted(image: Any, areas: Sequence[_FoundArea]) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edgepack.base import charts, page
 from edgepack.base.page import Html
-from edgepack.base.text import counted
+from edgepack.base.text import format_count
 
 if TYPE_CHECKING:
     from edgepack.quantization.quantize import Result
@@ -21,8 +21,8 @@ def quantize_page(found: Result, title: str) -> Html:
     from edgepack.cli.quantize import agreement_text
 
     said = {
-        "calibrated on": counted(found.calibrated, "photo"),
-        "validated on": counted(found.judged, "held-out photo"),
+        "calibrated on": format_count(found.calibrated, "photo"),
+        "validated on": format_count(found.judged, "held-out photo"),
     }
     said["integers"] = agreement_text(found.all_int8)
     if found.in_float:
@@ -71,7 +71,7 @@ def _ranges(found: Result) -> Iterator[Html]:
     )
     yield page.figures((_range(one), _range_words(one)) for one in ranges[:_SHOWN_RANGES])
     more = len(ranges) - _SHOWN_RANGES
-    yield page.paragraph(f"and {counted(more, 'tensor')} more" if more > 0 else "")
+    yield page.paragraph(f"and {format_count(more, 'tensor')} more" if more > 0 else "")
 
 
 def _range(one: TensorRange) -> Html:

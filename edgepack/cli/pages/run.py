@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edgepack.base import page
 from edgepack.base.page import Html
-from edgepack.cli.pages.photos import marked
+from edgepack.cli.pages.photos import mark_photo
 from edgepack.cli.pages.times import run_times
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def answered_photo(answer: AppAnswer, photo: Path) -> Html:
     from edgepack.preprocess.image import KINDS, load_image
 
     image = load_image(photo, accept=KINDS)
-    return marked(image, answer.boxes or (), points, alt=photo.name)
+    return mark_photo(image, answer.boxes or (), points, alt=photo.name)
 
 
 def _points(found: object) -> list[tuple[float, float]]:

@@ -68,7 +68,7 @@ def normalizer(node: Node) -> relax.Expr:
 def label_encoder(node: Node) -> relax.Expr:
     """LabelEncoder of numbers to numbers: the value of the first equal key, or a default.
 
-    Raises UnsupportedFormError where strings are left (see `edgepack.model.words`).
+    Raises UnsupportedFormError where strings are left (see `edgepack.model.string_labels`).
     """
     attributes = node.attributes
     keys, values = (_table(attributes, name) for name in ("keys", "values"))

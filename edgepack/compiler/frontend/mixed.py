@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from tvm import relax
 
-from edgepack.base.cut import Parting
+from edgepack.base.minimum_cut import MinimumCut
 from edgepack.compiler import integer
 from edgepack.compiler.choices import FRESH, UNLIMITED, Ranked, Way
 from edgepack.compiler.frontend.quantized import Recognition, Taken
@@ -111,7 +111,7 @@ def _more_bytes(found: Recognition, prices: _Prices, kept: Collection[str]) -> f
 
 def _parted(found: Recognition, prices: _Prices, tensors: Sequence[_Tensor]) -> set[str]:
     """What is done on integers where the whole graph is cheapest."""
-    parting = Parting()
+    parting = MinimumCut()
     for name, taken in found.taken.items():
         whole, real = prices.of(name, taken)
         # On the first side is what is done on integers.

@@ -28,7 +28,7 @@ def labels_of(attributes: dict[str, Any], name: str) -> list[int]:
     """The labels of a classifier whose attribute for numbers has this name.
 
     Raises UnsupportedFormError for labels that are strings: those of a model's end are numbers
-    before it gets here (see `edgepack.model.words`).
+    before it gets here (see `edgepack.model.string_labels`).
     """
     labels = list(attributes.get(name) or [])
     if not labels:

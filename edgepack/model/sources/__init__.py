@@ -20,7 +20,7 @@ from edgepack.model.errors import SourceError
 from edgepack.model.sources.record import (
     ModelSource,
     is_unchanged,
-    recorded,
+    read_record,
     source_of,
     write_record,
 )
@@ -81,7 +81,7 @@ def local_model(model: str | Path, *, beside: Path | None = None) -> Path:
         with atomic_dir(folder) as work:
             make(work)
         return _model_of(folder)
-    known = recorded(folder)
+    known = read_record(folder)
     if known is None or known[0] != wanted.source or not is_unchanged(folder, known[1]):
         raise UsageError(
             f"{folder} is there already, and is not what {model} names now",
@@ -112,7 +112,7 @@ def _make_inside(work: Path, name: str, make: Callable[[Path], None]) -> None:
 
 
 def _model_of(folder: Path) -> Path:
-    found = recorded(folder)
+    found = read_record(folder)
     assert found is not None
     return folder / next(iter(found[1]))
 
@@ -170,7 +170,7 @@ def check_inside(name: str, where: str) -> str:
 def project_beside(model: Path) -> Path | None:
     """The edgepack.toml that was fetched with a model, if one was."""
     for folder in model.absolute().parents[:8]:
-        if recorded(folder) is not None:
+        if read_record(folder) is not None:
             file = folder / "edgepack.toml"
             return file if file.is_file() else None
     return None

@@ -81,7 +81,7 @@ def write_record(folder: Path, source: ModelSource, files: Sequence[Path]) -> No
     (folder / RECORD).write_text(json.dumps(document, indent=2) + "\n")
 
 
-def recorded(folder: Path) -> tuple[ModelSource, dict[str, str]] | None:
+def read_record(folder: Path) -> tuple[ModelSource, dict[str, str]] | None:
     """What the record in `folder` says: the source, and the SHA-256 of each file of the model, its
     own file first; None if there is none. Raises `SourceError` for one that is none of ours."""
     path = folder / RECORD
@@ -104,7 +104,7 @@ def source_of(model: Path) -> ModelSource | None:
     """Where the file `model` is from, if a record says so and its files are still the same."""
     path = model.absolute()
     for folder in path.parents[:_MOST_FOLDERS]:
-        found = recorded(folder)
+        found = read_record(folder)
         if found is None:
             continue
         source, sums = found

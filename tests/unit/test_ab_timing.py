@@ -9,10 +9,10 @@ import pytest
 
 from edgepack.base.intervals import interval, median_interval, share_interval
 from edgepack.cli import main
+from edgepack.deploy.ab_timing import ROUNDS, time_in_turns
 from edgepack.deploy.answers import Answer
 from edgepack.deploy.app_answers import AppAnswer
 from edgepack.deploy.conditions import Conditions, parse_conditions
-from edgepack.deploy.duel import ROUNDS, duel
 from edgepack.deploy.remote_app import RunRequest
 from tests.scripted_tool import ANSWERS, ScriptedDevice
 
@@ -84,13 +84,13 @@ def device(ms: dict[str, float]) -> ScriptedDevice:
 
 def test_releases_take_turns_and_so_does_who_goes_first() -> None:
     pi = device({A: 10.0, B: 8.0})
-    found = duel(pi, "root", (A, B), ["--warmup", "1"], runs=5)
+    found = time_in_turns(pi, "root", (A, B), ["--warmup", "1"], runs=5)
     assert (found.ratio, found.told) == (pytest.approx(0.8), True)
     order = [match[1] for c in pi.commands if (match := re.search(r"releases/(\w+)/\S+ --gol", c))]
     assert order == [A, B, B, A] * (ROUNDS // 2)
     assert all("--bench 5 --warmup 1" in c for c in pi.commands if "--golden" in c)
     assert found.before.throttled == ("throttled",)
-    assert not duel(device({A: 10.0, B: 10.0}), "root", (A, B), [], runs=5).told
+    assert not time_in_turns(device({A: 10.0, B: 10.0}), "root", (A, B), [], runs=5).told
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ DUEL_S = 4 * 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Duel:
+class AbTiming:
     """Medians of each round, in milliseconds; rounds took turns, and so did who went first.
 
     `ratio` is the geometric mean of b / a over the rounds, between `low` and `high` with 95 %
@@ -48,7 +48,7 @@ class Duel:
         return asdict(self)
 
 
-def duel(
+def time_in_turns(
     device: Device,
     root: str,
     releases: tuple[str, str],
@@ -56,7 +56,7 @@ def duel(
     *,
     runs: int,
     progress: Progress = NO_PROGRESS,
-) -> Duel:
+) -> AbTiming:
     """Two releases below `root`, `runs` golden runs of each in each of `ROUNDS` rounds.
 
     Raises what `ask_app` raises.
@@ -72,7 +72,7 @@ def _duel(
     options: Sequence[str],
     runs: int,
     progress: Progress,
-) -> Duel:
+) -> AbTiming:
     before = read_conditions(device)
     times: dict[str, list[float]] = {release: [] for release in releases}
     words = ("--bench", str(runs), *options)
@@ -86,7 +86,7 @@ def _duel(
             times[release].append(answer.bench.p50_ms)
     a_ms, b_ms = (tuple(times[release]) for release in releases)
     ratio, low, high = interval(a_ms, b_ms)
-    return Duel(
+    return AbTiming(
         a=releases[0],
         b=releases[1],
         a_ms=a_ms,

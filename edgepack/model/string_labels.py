@@ -31,7 +31,7 @@ _PASSES: dict[str, slice] = {
 }
 
 
-def numbered(proto: Any) -> tuple[str, ...]:
+def number_strings(proto: Any) -> tuple[str, ...]:
     """Make numbers of a model's words, where they are all its own; the words, by number.
 
     Changes `proto`. Outputs that were words are int64 then; of equal words the first counts.

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from edgepack.base.cut import Parting
+from edgepack.base.minimum_cut import MinimumCut
 
 
 def paid(costs: dict[tuple[str, str], float], first: set[str]) -> float:
@@ -19,10 +19,10 @@ def paid(costs: dict[tuple[str, str], float], first: set[str]) -> float:
 def test_no_other_parting_costs_less(seed: int) -> None:
     random = np.random.default_rng(seed)
     things = [f"t{i}" for i in range(7)]
-    everything = [Parting.FIRST, *things, Parting.SECOND]
-    costs, parting = {}, Parting()
+    everything = [MinimumCut.FIRST, *things, MinimumCut.SECOND]
+    costs, parting = {}, MinimumCut()
     for one, other in itertools.permutations(everything, 2):
-        if other != Parting.FIRST and one != Parting.SECOND and random.random() < 0.4:
+        if other != MinimumCut.FIRST and one != MinimumCut.SECOND and random.random() < 0.4:
             is_bound = random.random() < 0.1 and {one, other} <= set(things)
             much = math.inf if is_bound else float(random.integers(1, 100))
             costs[one, other] = much
@@ -31,10 +31,10 @@ def test_no_other_parting_costs_less(seed: int) -> None:
             else:
                 parting.cost(one, other, much)
     found = {str(thing) for thing in parting.first()}
-    assert Parting.FIRST in found
-    assert Parting.SECOND not in found
+    assert MinimumCut.FIRST in found
+    assert MinimumCut.SECOND not in found
     least = min(
-        paid(costs, {Parting.FIRST, *some})
+        paid(costs, {MinimumCut.FIRST, *some})
         for count in range(len(things) + 1)
         for some in itertools.combinations(things, count)
     )
@@ -42,9 +42,9 @@ def test_no_other_parting_costs_less(seed: int) -> None:
 
 
 def test_costs_of_equal_pairs_add_up() -> None:
-    parting = Parting()
-    parting.cost(Parting.FIRST, "a", 3)
-    parting.cost("a", Parting.SECOND, 2)
+    parting = MinimumCut()
+    parting.cost(MinimumCut.FIRST, "a", 3)
+    parting.cost("a", MinimumCut.SECOND, 2)
     assert "a" in parting.first()
-    parting.cost("a", Parting.SECOND, 2)
+    parting.cost("a", MinimumCut.SECOND, 2)
     assert "a" not in parting.first()

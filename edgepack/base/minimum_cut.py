@@ -7,7 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Hashable, Mapping
 
 
-class Parting:
+class MinimumCut:
     """Things that come to the first or the second side, at a cost.
 
     `fix(thing, side)` puts one there; `cost(one, other, much)` has to be paid if `one` is on the
