@@ -17,6 +17,7 @@ _BINS = 20
 _WIDTH, _HEIGHT, _AXIS = 640, 160, 32
 _LEFT, _TOP = 84, 20
 _MAP_WIDTH = 1200
+_STEP, _ARCS, _SHARE, _FLOW_WIDTH = 20, 110, 150, 760
 _RIGHT, _WRONG = "23,105,45", "214,40,30"
 
 
@@ -268,6 +269,39 @@ def portions(
         )
         at += width
     return _svg(_WIDTH, 24, body, title)
+
+
+def flow(
+    steps: Sequence[tuple[str, float, int, str]], links: Iterable[tuple[int, int]], *, title: str
+) -> Html:
+    """A graph from top to bottom: each step has a name, a share (of the largest, as a bar), the
+    number of a colour, and words for where a mouse points at it. `links` lead from a step to a
+    later one: to the next by a short line, further by an arc on the left.
+    """
+    most = max((share for _, share, _, _ in steps), default=0.0) or 1.0
+    lines = []
+    for source, target in links:
+        top, bottom = _STEP * (source + 0.5), _STEP * (target + 0.5)
+        if target == source + 1:
+            lines.append(f'<path d="M{_ARCS + 4},{top:g} V{bottom:g}"/>')
+        else:
+            side = max(_ARCS - 14.0 - 7.0 * (target - source), 0.0)
+            lines.append(
+                f'<path d="M{_ARCS},{top:g} C{side:g},{top:g} {side:g},{bottom:g} '
+                f'{_ARCS},{bottom:g}"/>'
+            )
+    rows = []
+    for index, (name, share, color, words) in enumerate(steps):
+        y = _STEP * index
+        rows.append(
+            f'<rect class="c{color % SERIES}" x="{_ARCS}" y="{y + 3:g}" '
+            f'width="{max(share / most * _SHARE, 8):.1f}" height="{_STEP - 6:g}">'
+            f"<title>{text(words)}</title></rect>"
+            f'<text x="{_ARCS + _SHARE + 10}" y="{y + _STEP / 2 + 5:g}">{text(name)}</text>\n'
+        )
+    drawn = _svg(_FLOW_WIDTH, max(_STEP * len(steps), 1), "".join([*lines, *rows]), title)
+    drawn = Html(drawn.replace("<svg ", '<svg class="flow" ', 1))
+    return Html(f'<div class="wide">{drawn}</div>\n')
 
 
 def legend(names: Iterable[tuple[str, str]]) -> Html:

@@ -345,6 +345,7 @@ svg line.reach { stroke: var(--bar, #3b7dd8); stroke-width: 3px }
 .matrix td { padding: .2em .4em } .matrix td:nth-child(2) { min-width: 7em; max-width: 14em;
   overflow-wrap: anywhere }
 svg rect.rest { fill: var(--weak, #888) }
+svg.flow { width: 760px; max-width: none } svg path { fill: none; stroke: var(--weak, #888) }
 svg line.guide { stroke-dasharray: 4 4 } svg circle { fill: var(--bar, #3b7dd8) }
 svg polyline { fill: none; stroke-width: 2.5px; vector-effect: non-scaling-stroke }
 .legend { display: flex; flex-wrap: wrap; gap: .2em 1.4em; margin: .4em 0 }
@@ -359,7 +360,7 @@ svg polyline { fill: none; stroke-width: 2.5px; vector-effect: non-scaling-strok
 .bar b { font-weight: 400; text-align: right; font-variant-numeric: tabular-nums }
 @media (max-width: 40em) { dl { grid-template-columns: 1fr; gap: 0 } dd { margin-bottom: .4em }
   .bars { grid-template-columns: 1fr max-content }
-  svg:not(.marks) text { font-size: 24px }
+  svg:not(.marks, .flow) text { font-size: 24px }
   .bar span { grid-column: 1 / -1; margin-top: .4em } }
 """
     + _SERIES

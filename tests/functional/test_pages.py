@@ -402,6 +402,7 @@ def test_hostile_names_are_text(browse: Browse, tmp_path: Path) -> None:
         charts.curves({name: [(0, 0), (1, 1)], "b": []}, title=name, x=(0, 1), y=(0, 1)),
         charts.draw_stacked_bar([(name, 1.0, name), ("b", 1.0, name)], title=name),
         charts.rectangles([(0, 0, 1, 1, 0, name)], x=1, y=1, title=name),
+        charts.flow([(name, 1.0, 0, name), ("b", 2.0, 1, name)], [(0, 1)], title=name),
         charts.matrix([[1, 2], [0, 3]], [name, "b"], corner=name),
         kind="check",
     )

@@ -16,6 +16,7 @@ from edgepack.cli.pages.memory_map import (
     STATE,
     TENSOR,
     Held,
+    data_flow,
     find_peak,
     held_tensors,
 )
@@ -95,6 +96,24 @@ def test_an_output_under_another_name() -> None:
     assert spans(held_tensors(plan, []))["t6"] == (OUTSIDE, 1, 1)
 
 
+def test_who_reads_what_who_wrote() -> None:
+    layers = [layer(1), layer(1), layer(2), layer(1)]
+    # A residual: the third call reads what the first two wrote; a parameter comes from none.
+    assert data_flow(graph([0, 1], [1, 2], [2, 1, 3], [3, 6]), layers) == [
+        (0, 1), (1, 2), (0, 2), (2, 3),
+    ]  # fmt: skip
+    # A concatenation: two calls write parts of what a third one reads under another name.
+    parts = graph([0, 1], [0, 2], [3, 4])
+    parts["tensors"][3] |= {"offset": 10, "bytes": 20}
+    assert data_flow(parts, [layer(1)] * 3) == [(0, 2), (1, 2)]
+    # What was written over is read no more, nor is scratch; what is left of it is.
+    over = graph([0, 1], [0, 2, 5], [1, 4], [5, 6])
+    over["tensors"][2]["offset"] = 10
+    assert data_flow(over, [layer(1)] * 4) == [(1, 2), (1, 3)]
+    over["tensors"][2]["offset"] = 15
+    assert data_flow(over, [layer(1)] * 4) == [(0, 2), (1, 2), (1, 3)]
+
+
 @pytest.mark.parametrize(("make", "kind"), [("quantized", "integers"), ("half_image", "float")])
 def test_a_real_plan(make: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -119,4 +138,8 @@ def test_a_real_plan(make: str, kind: str, tmp_path: Path, monkeypatch: pytest.M
     assert int(call) == peak.call + 1
     assert peak.nbytes <= plan["arena_bytes"] < peak.nbytes + 64 * (len(found) + 1)
     assert made.count('<rect class="c') >= len(found) + len(plan["calls"])
+    # Every call but those that read the input alone reads what another one wrote.
+    drawn = made.partition('<svg class="flow"')[2].partition("</svg>")[0]
+    assert drawn.count("<rect") == len(plan["calls"])
+    assert drawn.count("<path") >= len(plan["calls"]) - 1
     assert re.search(rf"{kind}\s*\d+ calls?, 100.0% of the multiply-adds", parsed.said)

@@ -129,6 +129,7 @@ def test_all_that_pages_are_made_of_is_known(kind: str, tmp_path: Path) -> None:
         charts.draw_stacked_bar([("a", 1.0, "b"), ("c", 1.0, "d")], title=EVIL),
         charts.rectangles([(0, 0, 1, 1, 0, EVIL)], x=1, y=1, title=EVIL, guide=0.5),
         charts.matrix([[1, 2], [0, 3]], ["a", EVIL], corner="c"),
+        charts.flow([(EVIL, 1.0, 0, EVIL), ("b", 2.0, 1, "c")], [(0, 1)], title=EVIL),
         charts.share_bar(0.5, 0.4, 0.6),
         charts.marked_picture(PHOTO, 6, 4, [((1, 1, 2, 2), EVIL)], [(1, 1)], alt=EVIL),
     )

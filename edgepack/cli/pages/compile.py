@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from edgepack.base import charts, page
 from edgepack.base.page import Html
 from edgepack.base.text import format_count, megabytes
-from edgepack.cli.pages.memory_map import KINDS, Held, find_peak, held_tensors
+from edgepack.cli.pages.memory_map import KINDS, Held, data_flow, find_peak, held_tensors
 
 if TYPE_CHECKING:
     from edgepack.boards import Board
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from edgepack.compiler.backend.report import LayerReport
 
 _SHOWN_LAYERS = 40
+_SHOWN_STEPS = 400
+# Characters of a name in the graph: the ends of exporters' names tell layers apart.
+_NAME = 32
 # Rectangles of the map: of more tensors the largest.
 _SHOWN_TENSORS = 5000
 _INTEGERS, _HALF, _FLOAT, _OTHER = "integers", "half precision", "float", "other types"
@@ -42,7 +45,7 @@ def compile_page(compiled: CompiledModel, title: str, board: Board) -> Html:
         page.section("Integers, half precision or float", *_types(compiled, types)),
         page.section("The arena", *_arena(compiled, graph)),
         page.section("Layers by the cost model's cycles", _slowest(compiled)),
-        page.section("The plan", _plan(compiled, types)),
+        page.section("The plan", *_flow(compiled, graph, types), _plan(compiled, types)),
         page.section(
             "Files",
             page.table(((path.name, path.stat().st_size) for path in files), ("file", "bytes")),
@@ -199,6 +202,30 @@ def _slowest(compiled: CompiledModel) -> Html:
         for layer in slowest
         if layer.cycles
     )
+
+
+def _flow(
+    compiled: CompiledModel, graph: Mapping[str, Any], types: Sequence[str]
+) -> Iterator[Html]:
+    """The calls as a graph, each as long as it takes, in the colour of its type."""
+    steps = []
+    for number, (layer, kind) in enumerate(zip(compiled.layers, types, strict=True), 1):
+        name = layer.layer or layer.kernel
+        short = name if len(name) <= _NAME else f"...{name[3 - _NAME :]}"
+        words = (
+            f"{number}: {name} {layer.operator}, {layer.rule}, {kind}, {layer.cycles:.0f} cycles"
+        )
+        color = _TYPES.index(kind)
+        steps.append((f"{number}  {layer.operator[:_NAME]}  {short}", layer.cycles, color, words))
+    shown = steps[:_SHOWN_STEPS]
+    links = [link for link in data_flow(graph, compiled.layers) if link[1] < len(shown)]
+    yield page.paragraph(
+        "From top to bottom: what was fused into one call, as long as its estimated cycles, in the "
+        "colour of its type; lines lead to the calls that read its result."
+    )
+    yield charts.flow(shown, links, title="the plan")
+    left = len(steps) - len(shown)
+    yield page.paragraph(f"The last {left} calls are only in the table." if left else "")
 
 
 def _plan(compiled: CompiledModel, types: Sequence[str]) -> Html:

@@ -1,4 +1,6 @@
-"""What lies in a plan's arena during which calls, by graph.json: for the page of `compile`."""
+"""What lies in a plan's arena during which calls, and which call reads what which one wrote, by
+graph.json: for the page of `compile`.
+"""
 
 from __future__ import annotations
 
@@ -141,3 +143,41 @@ def find_peak(held: Sequence[Held], calls: int) -> Peak:
             largest = sorted(alive, key=lambda one: one.offset - one.end)
             best = Peak(call=call, nbytes=nbytes, held=tuple(largest))
     return best
+
+
+def data_flow(graph: Mapping[str, Any], layers: Sequence[LayerReport]) -> list[tuple[int, int]]:
+    """(call that writes, call that reads it), in the order of the plan, each pair once.
+
+    Told by places: a call reads what was written there last, under whatever name, maybe in parts.
+    Without a loop, that is: what a turn leaves for the next one is not followed.
+    """
+    tensors = graph["tensors"]
+    written: list[tuple[int, int, int]] = []  # from byte, to byte, call
+    links: dict[tuple[int, int], None] = {}
+    for number, (call, layer) in enumerate(zip(graph["calls"], layers, strict=True)):
+        args = call["args"]
+        result = layer.result if 0 <= layer.result < len(args) else len(args) - 1
+        for tensor in (tensors[arg] for arg in args[:result]):
+            if tensor["storage"] != "arena":
+                continue
+            begin, end = tensor["offset"], tensor["offset"] + tensor["bytes"]
+            for low, high, source in written:
+                if low < end and begin < high:
+                    links[source, number] = None
+        for tensor in (tensors[arg] for arg in args[result:]):
+            if tensor["storage"] == "arena":
+                begin, end = tensor["offset"], tensor["offset"] + tensor["bytes"]
+                written = [*_without(written, begin, end), (begin, end, number)]
+    return list(links)
+
+
+def _without(
+    written: Sequence[tuple[int, int, int]], begin: int, end: int
+) -> list[tuple[int, int, int]]:
+    """What is left of it once other bytes are written there."""
+    return [
+        (low, high, call)
+        for start, stop, call in written
+        for low, high in ((start, min(stop, begin)), (max(start, end), stop))
+        if low < high
+    ]

@@ -27,13 +27,37 @@ _VERDICT = re.compile(r'<p class="verdict( good| bad)?">(.*?)</p>', re.DOTALL)
 # All that pages are made of. Neither of them loads or runs anything.
 _TAGS = {
     *("article", "b", "circle", "dd", "details", "div", "dl", "dt", "figcaption", "figure", "h2"),
-    *("i", "image", "img", "input", "label", "line", "option", "output", "p", "polyline", "rect"),
+    *(
+        "i",
+        "image",
+        "img",
+        "input",
+        "label",
+        "line",
+        "option",
+        "output",
+        "p",
+        "path",
+        "polyline",
+        "rect",
+    ),
     *("section", "select", "span", "style", "summary", "svg", "table", "tbody", "td", "text"),
     *("th", "thead", "title", "tr"),
 }
 _WITHOUT_END = {"img", "input"}
 _ATTRIBUTES = {
-    *("alt", "aria-label", "aria-live", "class", "cx", "cy", "data-column", "font-size", "height"),
+    *(
+        "alt",
+        "aria-label",
+        "aria-live",
+        "class",
+        "cx",
+        "cy",
+        "d",
+        "data-column",
+        "font-size",
+        "height",
+    ),
     *("hidden", "href", "id", "points", "r", "role", "src", "style", "text-anchor", "title"),
     *("type", "value", "viewbox", "width", "x", "x1", "x2", "y", "y1", "y2"),
 }
