@@ -65,13 +65,14 @@ def run(args: argparse.Namespace, console: Console) -> int:
         options.append("--profile")
     device, root = open_release(args, console)
     try:
+        # First what only the page has: a link that is lost then costs no measurement.
+        release = remote_tool.status(device, root).current if args.html else None
+        photo = _photo_of(args, release)
+        frame = ask_app(device, root, RunRequest(image=photo)) if photo else None
         console.step(f"{args.warmup} + {args.runs} runs on {device.name}")
         before = read_conditions(device)
         answer = ask_app(device, root, RunRequest(golden=True, options=tuple(options)))
         after = read_conditions(device)
-        release = remote_tool.status(device, root).current if args.html else None
-        photo = _photo_of(args, release)
-        frame = ask_app(device, root, RunRequest(image=photo)) if photo else None
     finally:
         device.close()
     if answer.bench is None or (args.profile and answer.profile is None):

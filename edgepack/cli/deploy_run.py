@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from edgepack.base.errors import UsageError
+from edgepack.base.errors import EdgepackError, UsageError
 from edgepack.base.paths import NotCachedError, default_root, only_cached
 from edgepack.boards import Board, get_board
 from edgepack.bundle.bundle import Bundle, open_bundle
@@ -23,6 +23,7 @@ from edgepack.cli.result_lines import deploy_lines, dry_run_lines
 from edgepack.cli.transfer import deploy_options, refuse_job
 from edgepack.deploy import remote_service, remote_tool
 from edgepack.deploy.act import deploy_and_start, need_service_of
+from edgepack.deploy.answers import Status
 from edgepack.deploy.deploy import preview
 from edgepack.deploy.options import DeployOptions
 from edgepack.deploy.other_model import check_same_model
@@ -55,7 +56,7 @@ def run_deploy(args: argparse.Namespace, console: Console) -> int:
         done = deploy_and_start(
             bundle, device, root, options=options, service=args.service, progress=console
         )
-        there = remote_tool.status(device, root) if args.html else None
+        there = _status_for_page(device, root) if args.html else None
     data, lines = done.report.to_dict(), deploy_lines(done.report, bundle.manifest.name)
     if done.service is not None:
         data["service"] = started = dict(done.service)
@@ -63,6 +64,15 @@ def run_deploy(args: argparse.Namespace, console: Console) -> int:
     save(args, console, deploy_page(done.report, bundle, there))
     console.data(data, "\n".join(lines))
     return 0
+
+
+def _status_for_page(device: Device, root: str) -> Status | None:
+    """What is there now and was before; None if the device does not say: it is deployed all the
+    same.
+    """
+    with contextlib.suppress(EdgepackError):
+        return remote_tool.status(device, root)
+    return None
 
 
 def _dry_run(args: argparse.Namespace, options: DeployOptions, console: Console) -> int:

@@ -28,6 +28,7 @@ from edgepack.bundle.bundle import Bundle, open_bundle
 from edgepack.bundle.manifest import APP, DEVICE_TOOL, LIBRARY, PARAMS, Health
 from edgepack.bundle.signing import sign_folder
 from edgepack.cli import main
+from edgepack.cli.deploy_run import _status_for_page
 from edgepack.cli.pages.deploy import deploy_page
 from edgepack.cli.result_lines import deploy_lines
 from edgepack.deploy.deploy import (
@@ -60,6 +61,7 @@ from tests.fake_app import (
     FAKE_WRONG_APP,
     fake_bundle,
 )
+from tests.scripted_tool import ScriptedDevice
 
 ROOT = "edge pack/tiny"
 WEIGHTS = np.random.default_rng(1).bytes(3_000_000)
@@ -691,3 +693,14 @@ def test_the_page_says_what_changed(bundles: dict[str, Bundle], home: Path) -> N
     assert made.index("<details>") < made.index(PARAMS) < made.index("</details>")
     digests = {bundles[name].manifest.model.sha256 for name in "ab"}
     assert words.count("changed") == len(digests) - 1
+
+
+def test_a_device_that_is_lost_after_a_deploy_costs_no_more_than_a_part_of_its_page(
+    bundles: dict[str, Bundle], home: Path
+) -> None:
+    device = LocalDevice(home)
+    report = deploy_bundle(bundles["a"], device, ROOT)
+    lost: Any = ScriptedDevice("pi", lambda _: "no JSON")
+    assert _status_for_page(lost, ROOT) is None
+    assert _status_for_page(device, ROOT) == status(device, ROOT)
+    assert "smoke test passed: dog" in deploy_page(report, bundles["a"], None)

@@ -169,7 +169,7 @@ def test_the_page_of_a_bench_says_of_what_and_how_warm(
 
     monkeypatch.setattr("edgepack.cli.bench.ask_app", ask)
     assert main(["bench", "--html", str(file)]) == 0
-    assert [one.image and one.image.name for one in asked] == [None, "photo.png"]
+    assert [one.image and one.image.name for one in asked] == ["photo.png", None]
     bar = file.read_text().partition("parts of a frame")[2]
     widths = [float(width) for width in re.findall(r'width="([\d.]+)"', bar)[:3]]
     assert [width / sum(widths) for width in widths] == pytest.approx(
