@@ -43,7 +43,7 @@ def compile_page(compiled: CompiledModel, title: str, board: Board) -> Html:
             }
         ),
         page.section("Integers, half precision or float", *_types(compiled, types)),
-        page.section("The arena", *_arena(compiled, graph)),
+        page.section("Memory of activations", *_arena(compiled, graph)),
         page.section("Layers by the cost model's cycles", _slowest(compiled)),
         page.section("The plan", *_flow(compiled, graph, types), _plan(compiled, types)),
         page.section(
@@ -144,7 +144,7 @@ def _arena(compiled: CompiledModel, graph: Mapping[str, Any]) -> Iterator[Html]:
         ),
         x=calls,
         y=arena,
-        title="the arena: calls across, bytes up",
+        title="memory of activations: calls across, bytes up",
         guide=peak.call + 0.5,
     )
     yield charts.legend((kind, "") for kind in KINDS)
