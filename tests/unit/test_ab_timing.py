@@ -173,7 +173,7 @@ def test_the_page_of_a_bench_says_of_what_and_how_warm(
     bar = file.read_text().partition("parts of a frame")[2]
     widths = [float(width) for width in re.findall(r'width="([\d.]+)"', bar)[:3]]
     assert [width / sum(widths) for width in widths] == pytest.approx(
-        [4 / 7.5, 2 / 7.5, 1.5 / 7.5], abs=1e-3
+        [4 / 7, 2 / 7, 1 / 7], abs=1e-3
     )
     pi.commands.clear()
     assert main(["bench"]) == 0

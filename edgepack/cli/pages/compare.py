@@ -37,9 +37,9 @@ def compare_page(found: Compared, title: str) -> Html:
     )
     return page.page(
         title,
+        page.verdict(verdict, ok=first is None),
         page.facts(
             {
-                "verdict": verdict,
                 "board": f"{found.board}, {found.cpu}",
                 "compared": f"{len(found.layers)} of {found.calls} calls, with the reference",
                 "limit": f"{found.tolerance:.0e} of a layer's largest value",

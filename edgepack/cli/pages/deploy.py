@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 from edgepack.base import page
 from edgepack.base.page import Html
 from edgepack.base.text import format_count, megabytes, milliseconds
-from edgepack.cli.pages.run import answered_photo
+from edgepack.cli.pages.run import answered_photo, describe_answer
 from edgepack.cli.pages.times import run_times
 from edgepack.deploy.app_answers import emulated_mark
 
 if TYPE_CHECKING:
     from edgepack.bundle.bundle import Bundle
     from edgepack.deploy.answers import Release, Status
-    from edgepack.deploy.app_answers import AppAnswer
     from edgepack.deploy.deploy import Report
     from edgepack.device.facts import DeviceFacts
 
@@ -41,10 +40,11 @@ def deploy_page(report: Report, bundle: Bundle, there: Status | None = None) -> 
         ),
         ("file", "bytes", "SHA-256", "sent"),
     )
+    said = describe_answer(answer)
     count = format_count(len(manifest.files), "file")
     return page.page(
         f"{manifest.name} on {report.device}",
-        page.verdict(f"{report.outcome}, smoke test passed: {_seen(answer)}", ok=True),
+        page.verdict(f"{report.outcome}, smoke test passed{said and f': {said}'}", ok=True),
         answered_photo(answer, bundle.file(photo)) if photo else Html(),
         Html(report._repr_html_()),
         page.section("Since the release before", _changes(report, there)),
@@ -56,18 +56,6 @@ def deploy_page(report: Report, bundle: Bundle, there: Status | None = None) -> 
         page.section("Time of each phase, s", page.facts(report.seconds)),
         kind="deploy",
     )
-
-
-def _seen(answer: AppAnswer) -> str:
-    """What the model sees, in a few words."""
-    if answer.top:
-        best = answer.top[0]
-        return f"{best.label or f'class {best.index}'} {best.score:.4f}"
-    if answer.boxes is not None:
-        return format_count(len(answer.boxes), "thing")
-    if answer.areas is not None:
-        return format_count(len(answer.areas), "area")
-    return "the outputs are the reference's"
 
 
 def _changes(report: Report, there: Status | None) -> Html:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from edgepack.base import page
 from edgepack.base.page import Html
+from edgepack.base.text import format_count
 from edgepack.cli.pages.photos import mark_photo
 from edgepack.cli.pages.times import run_times
 
@@ -23,10 +24,23 @@ def run_page(answer: AppAnswer, title: str, photo: Path | None) -> Html:
     )
     return page.page(
         title,
+        page.verdict(said) if (said := describe_answer(answer)) else Html(),
         page.section("Result", shown, classes),
         page.section("Run", run_times(answer)),
         kind="run",
     )
+
+
+def describe_answer(answer: AppAnswer) -> str:
+    """What the model sees, in a few words; "" if its outputs are only numbers."""
+    if answer.top:
+        best = answer.top[0]
+        return f"{best.label or f'class {best.index}'} {best.score:.4f}"
+    if answer.boxes is not None:
+        return format_count(len(answer.boxes), "thing")
+    if answer.areas is not None:
+        return format_count(len(answer.areas), "area")
+    return ""
 
 
 def answered_photo(answer: AppAnswer, photo: Path) -> Html:
