@@ -43,6 +43,7 @@ _SOURCES = (
     "native/linker.py",
     "native/prebuilt.py",
     "native/toolchain.py",
+    "native/wheel_places.py",
 )
 _DEPENDENCIES = ("apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "onnxruntime")
 _READS_WITH = {  # a format's file is made ONNX by
