@@ -19,13 +19,14 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class Hub:
-    """`repositories` by name; `fetched` are the files that were asked for, `sent` replaces what a
-    file has on its way."""
+    """`repositories` by name; `fetched` are the files that were asked for, `asked` all paths,
+    `sent` replaces what a file has on its way."""
 
     repositories: Mapping[str, Mapping[str, bytes]]
     branches: tuple[str, ...] = ("main", "v1.0", "refs/pr/1")
     sent: dict[str, bytes] = field(default_factory=dict)
     fetched: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
     address: str = ""
 
     def about(self, name: str) -> bytes:
@@ -60,6 +61,7 @@ def serve(hub: Hub) -> Iterator[Hub]:
 
         def do_GET(self) -> None:
             path = unquote(urlsplit(self.path).path)
+            hub.asked.append(path)
             if path.startswith("/api/models/"):
                 name, _, revision = path.removeprefix("/api/models/").partition("/revision/")
                 if name not in hub.repositories:

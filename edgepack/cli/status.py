@@ -26,10 +26,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
     device, root = open_release(args, console)
     with contextlib.closing(device):
-        answer = remote_tool.status(device, root)
-        source = remote_tool.source(device, root) if answer.current else None
+        answer = remote_tool.status_with_source(device, root)
     where = f"{root} on {device.name}"
-    lines = status_lines(answer, where, emulated=is_emulated(device), source=source)
-    document = {**answer.document, "source": asdict(source) if source else None}
+    lines = status_lines(answer, where, emulated=is_emulated(device), source=answer.source)
+    document = {**answer.document, "source": asdict(answer.source) if answer.source else None}
     console.data(document, "\n".join(lines))
     return 0 if answer.current else NothingThereError.exit_code

@@ -21,6 +21,7 @@ from edgepack.base.tables import Table
 from edgepack.base.text import MAX_NAME, format_count, message, one_line
 from edgepack.bundle.manifest import parse_time
 from edgepack.bundle.verified import Verified
+from edgepack.model.sources.record import ModelSource
 
 MAX_DEPTH = 32
 MAX_VALUES = 250_000
@@ -268,7 +269,8 @@ class Newest:
 @dataclass(frozen=True, kw_only=True)
 class Status:
     """`edgepack-device status`: `pending` is the release that is being tested; `newest` is None if
-    nothing was ever current, or the device tool is too old to tell."""
+    nothing was ever current, or the device tool is too old to tell. `source` is where the current
+    release's model was fetched from, if that was asked and is recorded."""
 
     tool: str
     current: Release | None
@@ -280,6 +282,7 @@ class Status:
     signers: tuple[str, ...]
     newest: Newest | None = None
     lock: Holder | None
+    source: ModelSource | None = None
     document: Mapping[str, Any] = field(repr=False)
 
     @staticmethod
@@ -314,6 +317,7 @@ class Status:
             {
                 "model": f"{current.name}: {current.model}" if current else "nothing",
                 "release": current.release if current else None,
+                "source": self.source,
                 "since": f"{current.since} by {current.by}" if current else None,
                 "signer": current.signer if current else None,
                 "smoke test": current.health.outcome if current and current.health else None,

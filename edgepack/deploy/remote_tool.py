@@ -339,6 +339,12 @@ def status(device: Device, root: str) -> Status:
     return Status.read(_ask(device, root, "status"))
 
 
+def status_with_source(device: Device, root: str) -> Status:
+    """`status`, with its `source`. Raises what both raise."""
+    answer = status(device, root)
+    return replace(answer, source=source(device, root)) if answer.current else answer
+
+
 def source(device: Device, root: str) -> ModelSource | None:
     """Where the model of the current release was fetched from; None if that is not recorded.
 

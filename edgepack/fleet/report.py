@@ -42,7 +42,7 @@ _COLUMNS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "status": (
         (
             "device", "board", "address", "outcome", "release", "version", "model",
-            "model_sha256", "since", "by", "latency_ms", "emulated", "error", "hint",
+            "model_sha256", "source", "since", "by", "latency_ms", "emulated", "error", "hint",
         ),
         ("device", "board", "outcome", "release", "version", "model", "since", "by", "error"),
     ),

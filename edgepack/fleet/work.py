@@ -235,7 +235,8 @@ class AskStatus(_OnDevice):
     def __call__(self, device: FleetDevice) -> Done:
         """See `Work`."""
         with self._open(device) as (remote, root), limited(remote, self.commands_s, "its status"):
-            answer, emulated = remote_tool.status(remote, root), is_emulated(remote)
+            answer = remote_tool.status_with_source(remote, root)
+            emulated = is_emulated(remote)
         current = answer.current
         if current is None:
             return Done(outcome="empty", release=None)
@@ -252,6 +253,7 @@ class AskStatus(_OnDevice):
                 "latency_ms": health.latency_ms if health else None,
                 "emulated": emulated,
                 "tool": answer.tool,
+                "source": str(answer.source) if answer.source else None,
             },
         )
 

@@ -251,8 +251,9 @@ class Deployment(Closing):
         return answer.profile
 
     def status(self) -> Status:
-        """Which release is current there, since when and by whom, and how its test ended."""
-        return remote_tool.status(self.device, self.root)
+        """Which release is current there, since when and by whom, how its test ended, and where its
+        model was fetched from."""
+        return remote_tool.status_with_source(self.device, self.root)
 
     def rollback(self, *, to: str | None = None) -> Switched:
         """Make the release before, or the one called `to`, current again, and have it tested.

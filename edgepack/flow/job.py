@@ -52,7 +52,7 @@ from edgepack.model import (
     read_model,
     walk_nodes,
 )
-from edgepack.model.sources import source_of
+from edgepack.model.sources.folders import origin_of
 from edgepack.native.app import build_runtime, need_programs
 from edgepack.native.device_tool import build_device_tool
 from edgepack.native.linked_app import link_app
@@ -494,7 +494,7 @@ def package_job(job: Job, out: str | Path, *, progress: Progress = NO_PROGRESS) 
             version=job.project.version,
             product=job.project.product,
             valid_until=job.project.valid_until,
-            source=source_of(job.project.model),
+            source=origin_of(job.project.model),
             health=job.project.health,
             service=job.project.service,
             hwcaps=gate.needed_hwcaps(

@@ -10,6 +10,7 @@ import pytest
 from edgepack.cli import main
 from edgepack.deploy.deploy import deploy_bundle
 from edgepack.device import LocalDevice
+from edgepack.flow.deployment import Deployment
 from edgepack.model.sources import ModelSource
 from tests.fake_app import fake_bundle
 
@@ -29,5 +30,7 @@ def test_status_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         said = json.loads(capsys.readouterr().out)["source"]
         assert (said or {}).get("uri") == (source.uri if source else None)
         assert main(words) == 0
+        with Deployment(LocalDevice(), root) as deployed:
+            assert deployed.status().source == source
         lines = [line for line in capsys.readouterr().out.splitlines() if "source" in line]
         assert lines == ([f"source    {source.uri}, run r1"] if source else [])

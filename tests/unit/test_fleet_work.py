@@ -29,6 +29,7 @@ class FakeTool:
         self.current: str | None = NEW
         self.previous: object = STATUS["previous"]
         self.pending: dict[str, str] | None = None
+        self.source = ""
         self.calls: list[str] = []
         self.open = 0
 
@@ -42,6 +43,8 @@ class FakeTool:
         self.open -= 1
 
     def _answer(self, command: str) -> str:
+        if "current/source.json" in command:
+            return self.source
         self.calls.append(command)
         if command.endswith(" rollback"):
             self.current = OLD if self.current == NEW else NEW
@@ -64,6 +67,9 @@ def test_status(tool: FakeTool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (done.details["latency_ms"], done.details["emulated"]) == (4.5, False)
     monkeypatch.setattr(ScriptedDevice, "is_emulated", True, raising=False)
     assert ask(DEVICE).details["emulated"]
+    assert done.details["source"] is None
+    tool.source = '{"uri": "models:/flowers/3", "run_id": "53488b6e"}'
+    assert ask(DEVICE).details["source"] == "models:/flowers/3, run 53488b6e"
     tool.pending = {"release": NEW}
     assert ask(DEVICE).outcome == "testing"
     tool.current = None

@@ -193,6 +193,54 @@ def test_a_repository_of_somebody_else_s(
     assert left - {"cache"} == {"secret", "work", "work/below"}
 
 
+def test_a_pinned_file_that_is_kept_needs_no_hub(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In our cache, or in that of the client, where transformers and others have brought it."""
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    name = f"hf://org/vit@{COMMIT}/onnx/model.onnx"
+    first = local_model(name)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    files = ("onnx/model.onnx", "onnx/model.onnx_data", *SETTINGS)
+    for file in files:
+        path = huggingface_hub.hf_hub_download(
+            "org/vit", file, revision=COMMIT, cache_dir=tmp_path / "hub"
+        )
+    for snapshot in (path, first):
+        assert Path(snapshot).is_file()
+    asked = list(hub.asked)
+    assert local_model(name) == first
+    copied = local_model(name, beside=tmp_path / "work")
+    assert hub.asked == asked
+    assert copied.read_bytes() == SPLIT
+    assert copied.with_name("model.onnx_data").read_bytes() == WEIGHTS
+    assert json.loads((copied.parents[1] / "config.json").read_bytes()) == {"id2label": LABELS}
+    assert source_of(copied) == source_of(first)
+
+    # What was changed there is refused; what is not all there is asked for.
+    snapshot = tmp_path / "hub/models--org--vit/snapshots" / COMMIT
+    (snapshot / "onnx/model.onnx_data").resolve().write_bytes(WEIGHTS[:-1] + b"x")
+    with pytest.raises(SourceError, match=r"in the client's cache: onnx/model\.onnx_data"):
+        local_model(name, beside=tmp_path / "again")
+    (snapshot / "onnx/model.onnx_data").unlink()
+    assert local_model(name, beside=tmp_path / "again").read_bytes() == SPLIT
+    assert len(hub.asked) > len(asked)
+    with pytest.raises(SourceError, match="no such file in the repository"):
+        local_model(f"hf://org/vit@{COMMIT}/other.onnx")
+
+
+def test_settings_that_are_too_large_are_said(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("edgepack.model.sources.hugging_face._MAX_BESIDE", 100)
+    assert len(SETTINGS["config.json"]) > 100
+    local_model("hf://org/vit", beside=Path.cwd())
+    assert any("config.json is left out: 0 MB of settings" in text for text in caplog.messages)
+    assert not Path("vit/config.json").exists()
+
+
 def test_without_a_network(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,7 @@ SOURCE = ModelSource(uri="hf://org/repo@0123/model.onnx", name="org/repo", revis
 def test_a_client_that_is_not_installed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.startswith("huggingface_hub"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert main(["check", "hf://org/repo"]) == SourceError.exit_code
     assert "pip install 'edgepack[hf]'" in capsys.readouterr().err
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from edgepack.base.errors import EdgepackError, UsageError
 from edgepack.base.tables import read_text
 from edgepack.model.errors import SourceError
-from edgepack.model.sources.record import ModelSource
+from edgepack.model.sources.record import ModelSource, client
 
 ABOUT = "MLmodel"
 """The file that makes a folder a model of MLflow."""
@@ -29,11 +29,12 @@ _MOST_LETTERS = 200
 @dataclass(frozen=True, kw_only=True)
 class About:
     """What an MLmodel file says: the model's file in its folder, the shape of each named input (-1
-    is open), and the run it was logged by."""
+    is open), the run it was logged by, and the model's id, which MLflow gives since version 3."""
 
     file: str
     shapes: Mapping[str, tuple[int, ...]]
     run_id: str
+    model_id: str
 
 
 def read_about(folder: Path) -> About | None:
@@ -64,12 +65,16 @@ def read_about(folder: Path) -> About | None:
     inside = folder.resolve()
     if not isinstance(file, str) or not (folder / file).resolve().is_relative_to(inside):
         raise SourceError(f"{path}: flavors.onnx.data: {file!r} is no file in its folder")
-    run_id = said.get("run_id")
     return About(
         file=file,
         shapes=_shapes(said.get("signature")),
-        run_id=run_id if isinstance(run_id, str) and re.fullmatch("[0-9a-f]{32}", run_id) else "",
+        run_id=_id(said.get("run_id"), "[0-9a-f]{32}"),
+        model_id=_id(said.get("model_id"), "m-[0-9a-f]{32}"),
     )
+
+
+def _id(said: object, pattern: str) -> str:
+    return said if isinstance(said, str) and re.fullmatch(pattern, said) else ""
 
 
 def _shapes(signature: object) -> dict[str, tuple[int, ...]]:
@@ -101,7 +106,7 @@ def find(name: str) -> tuple[ModelSource, str, Callable[[Path], Sequence[Path]]]
             f"{name[:_MOST_LETTERS]}: not a model of MLflow",
             hint="models:/name@alias, models:/name/3, models:/m-<id> or runs:/<run id>/model",
         )
-    mlflow = _client()
+    mlflow = client("mlflow", "models:/ and runs:/", "edgepack[mlflow]", "mlflow-skinny")
     version, run_id, model, revision = "", "", "", ""
     uri = name
     with _told(name):
@@ -168,17 +173,6 @@ def check_place(place: str, name: str, mlflow: Any) -> None:
             hint="start the server with --serve-artifacts (--artifacts-destination), or a store "
             "that both can reach",
         )
-
-
-def _client() -> Any:
-    try:
-        import mlflow
-    except ImportError:
-        raise SourceError(
-            "models:/ and runs:/: the package mlflow is not installed",
-            hint="pip install 'edgepack[mlflow]', or pip install mlflow-skinny",
-        ) from None
-    return mlflow
 
 
 @contextmanager

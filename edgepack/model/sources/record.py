@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from edgepack.base.errors import BundleError, EdgepackError
 from edgepack.base.tables import Table, parse_json, read_json
@@ -18,7 +20,8 @@ MAX_BYTES = 8192
 """Of a source as JSON."""
 _MOST_LETTERS = 1000
 # `<model>/onnx/model.onnx` lies one folder below the record, what people nest some more.
-_MOST_FOLDERS = 8
+MOST_FOLDERS = 8
+"""Above a model, in which what says where it is from may lie."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +75,17 @@ class ModelSource:
         )
 
 
+def client(module: str, scheme: str, extra: str, package: str) -> Any:
+    """The module of a source's own client. Raises `SourceError` where it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise SourceError(
+            f"{scheme}: the package {module} is not installed",
+            hint=f"pip install '{extra}', or pip install {package}",
+        ) from None
+
+
 def write_record(folder: Path, source: ModelSource, files: Sequence[Path]) -> None:
     """Note in `folder` that the model of `files`, its own file first, is from `source`."""
     document = {
@@ -103,7 +117,7 @@ def read_record(folder: Path) -> tuple[ModelSource, dict[str, str]] | None:
 def source_of(model: Path) -> ModelSource | None:
     """Where the file `model` is from, if a record says so and its files are still the same."""
     path = model.absolute()
-    for folder in path.parents[:_MOST_FOLDERS]:
+    for folder in path.parents[:MOST_FOLDERS]:
         found = read_record(folder)
         if found is None:
             continue
