@@ -59,7 +59,7 @@ class Planner:
         self._model, self._board = model, board
         # States are what the model made itself.
         precision = replace(precision, bounded=precision.bounded | model.states.keys())
-        self._rules = rules or table.RULES
+        self._rules = table.RULES if rules is None else rules
         self._lean = growth < UNLIMITED
         self._growth = min(growth, memory.most_growth(model.expanded, board))
         apart.at("looking at its size")

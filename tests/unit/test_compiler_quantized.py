@@ -34,7 +34,8 @@ def layers_of(path: Path) -> list[Layer]:
     """The layers that rules are offered."""
     module = keep_integers(import_model(load_model(ModelSpec(path=path))))
     main = relax.transform.FoldConstant()(module)["main"]
-    return fuse(read_layers(main), [main.body.body])
+    read = read_layers(main)
+    return fuse(read.layers, [read.values.of(main.body.body)])
 
 
 def test_all_layers_of_a_quantised_model_are_of_integers(tmp_path: Path) -> None:

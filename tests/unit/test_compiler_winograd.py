@@ -8,11 +8,9 @@ from itertools import product
 
 import numpy as np
 import pytest
-from tvm import relax
 
 from edgepack.compiler.choices import FRESH, Way
 from edgepack.compiler.layers.layer import Convolution, Layer
-from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules import winograd
 from edgepack.compiler.rules.rule import LayerSite
 from edgepack.compiler.rules.winograd_plan import TileChunk
@@ -27,6 +25,7 @@ from edgepack.compiler.tiles.cpu import (
 )
 from edgepack.compiler.tiles.element import FLOAT16, FLOAT32
 from edgepack.compiler.tiles.layout import Blocked
+from edgepack.compiler.value import Value, extent
 
 FORMS = [
     form for forms in (*toom_cook.FORMS.values(), toom_cook.HALF_FORMS) for form in forms.values()
@@ -161,7 +160,7 @@ def layer(
     )
     after = (size + 2 - kernel) // stride + 1
     source, output = (
-        relax.Var(name, relax.TensorType(shape, "float32"))
+        Value(name=name, shape=tuple(shape))
         for name, shape in (("x", [1, ins, size, size]), ("y", [1, outs, after, after]))
     )
     return Layer(operator=operator, inputs=(source,), output=output)
@@ -230,7 +229,7 @@ def test_sequences_are_taken_in_their_one_direction() -> None:
     assert isinstance(operator, Convolution)
     line = replace(operator, weight=operator.weight[:, :, :1], before=(0, 2))
     source, output = (
-        relax.Var(name, relax.TensorType(shape, "float32"))
+        Value(name=name, shape=tuple(shape))
         for name, shape in (("x", [1, 256, 1, 508]), ("y", [1, 512, 1, 508]))
     )
     sequence = replace(some, operator=line, inputs=(source,), output=output)

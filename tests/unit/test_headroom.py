@@ -18,7 +18,7 @@ from edgepack.compiler.choices import UNLIMITED
 from edgepack.compiler.frontend import importer
 from edgepack.compiler.frontend.load import load_model
 from edgepack.compiler.layers.fuse import fuse
-from edgepack.compiler.layers.layer import Convolution, Layer, Value
+from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.layers.read import read_layers
 from edgepack.compiler.layers.tensors import variables
 from edgepack.compiler.place import lower
@@ -26,6 +26,7 @@ from edgepack.compiler.place.headroom import Headroom
 from edgepack.compiler.place.order import as_late_as_possible
 from edgepack.compiler.precision import Precision
 from edgepack.compiler.tiles.cpu import CORTEX_A72
+from edgepack.compiler.value import Value
 from edgepack.model import ModelSpec
 from tests.headroom import (
     HEADS,
@@ -241,7 +242,8 @@ def layers_of(
     path = save_cases(folder / "model.onnx", net, {"x": shape}, {"y": out})
     model, target = load_model(ModelSpec(path=path)), tvm_target(get_board("rasp4b-64"))
     main = lower.fold(importer.import_model(model), target, model)["main"]
-    return read_layers(main), variables(main.body.body)
+    read = read_layers(main)
+    return list(read.layers), list(map(read.values.of, variables(main.body.body)))
 
 
 def test_bytes_that_are_in_use(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tvm import relax, tirx
+from tvm import tirx
 
 from edgepack.boards import get_board
 from edgepack.compiler import plan_model
@@ -16,7 +16,7 @@ from edgepack.compiler.backend.kernel import Facts, KeptFacts, Kernel
 from edgepack.compiler.choices import NO_CHOICES, Way
 from edgepack.compiler.frontend import importer
 from edgepack.compiler.frontend.load import load_model
-from edgepack.compiler.layers.layer import Convolution, Layer
+from edgepack.compiler.layers.layer import Convolution, Layer, Norm, RowProduct
 from edgepack.compiler.place import emit, known
 from edgepack.compiler.place.emit import _Kernels
 from edgepack.compiler.place.known import key_of_site
@@ -38,6 +38,7 @@ from edgepack.compiler.tiles.cpu import (
 from edgepack.compiler.tiles.element import FLOAT16
 from edgepack.compiler.tiles.expression import Operation, Scalar, Step
 from edgepack.compiler.tiles.layout import Blocked
+from edgepack.compiler.value import Value
 from edgepack.model import ModelSpec
 from tests.onnx_models import Builder
 from tests.targets import save_cases
@@ -85,7 +86,7 @@ def sites(
     module = importer.import_model(load_model(ModelSpec(path=path)))
     placement = place_layers(module["main"], cpu, RULES, precision, NO_CHOICES)
     for placed in placement.layers:
-        if placed.rule is not None and placed.alias is None:
+        if placed.rule is not None and placed.rule.rows is None and placed.alias is None:
             for by_pixels in (False, True):
                 yield placed.rule, placement.site(placed.layer, by_pixels=by_pixels)
 
@@ -126,7 +127,8 @@ def test_code_is_the_same_for_other_weights(
     if precision.is_half:
         # Weights that are stored as halves are widened one panel at a time, which none streams.
         absent |= {"streamed", "preactivated", "dilated"}
-    assert rules >= {rule.name for rule in RULES if rule.kept} - absent
+    of_images = {rule.name for rule in RULES if rule.kept and rule.rows is None}
+    assert rules >= of_images - absent
 
 
 def rows(path: Path, seed: int, shape: tuple[int, int, int], heads: int, *, masked: bool) -> Path:
@@ -226,10 +228,9 @@ def others(thing: object, name: str = "") -> Iterator[tuple[str, object]]:
     elif isinstance(thing, np.ndarray):
         yield f"{name} shape", np.zeros((*thing.shape, 1), thing.dtype)
         yield f"{name} type", thing.astype("float16")
-    elif isinstance(thing, relax.Var):
-        shape = [int(size) for size in thing.ty.shape]
-        yield f"{name} shape", relax.Var("v", relax.TensorType([*shape[:-1], 99], "float32"))
-        yield f"{name} type", relax.Var("v", relax.TensorType(shape, "float16"))
+    elif isinstance(thing, Value):
+        yield f"{name} shape", Value(name="v", shape=(*thing.shape[:-1], 99))
+        yield f"{name} type", Value(name="v", shape=thing.shape, dtype="float16")
     elif isinstance(thing, Mapping):
         yield f"{name} more", {**thing, "more": 1}
         if thing:
@@ -270,7 +271,7 @@ def test_the_key_is_of_all_that_a_kernel_is_made_from(
         if "quantized" not in what:
             keys[what] = key_of_site(rule, other)  # type: ignore[arg-type]
     # Beside `.layer.inputs more`, which is one tensor twice.
-    alike = relax.Var("v", site.layer.inputs[0].ty)
+    alike = Value(name="v", shape=site.layer.inputs[0].shape)
     layer = replace(site.layer, inputs=(*site.layer.inputs, alike))
     keys["two tensors"] = key_of_site(rule, replace(site, layer=layer))
     with monkeypatch.context() as patch:
@@ -299,7 +300,7 @@ def test_values_of_weights_and_origins_are_not_in_the_key(tmp_path: Path) -> Non
     other = replace(
         layer,
         operator=replace(operator, weight=operator.weight + 1, bias=np.zeros_like(operator.bias)),
-        bindings=(),
+        computes=(),
     )
     rule = convolution.RULE
     assert key_of_site(rule, replace(site, layer=other)) == key_of_site(rule, site) != ""
@@ -314,7 +315,7 @@ def test_what_no_key_can_say_has_none(tmp_path: Path) -> None:
 def test_every_weight_is_named_by_its_field() -> None:
     for kind, names in known._WEIGHTS.items():
         assert set(names) <= {field.name for field in fields(kind)}
-    assert known._WEIGHTS.keys() == {Convolution, Layer}
+    assert known._WEIGHTS.keys() == {Convolution, Layer, Norm, RowProduct}
 
 
 # ------------------------------------------------ on the disk

@@ -52,7 +52,7 @@ class LayerReport:
 
     `layer` is the name of the ONNX node it computes, of a fused layer the first one, and
     `operator` what it does in ONNX's words ("Conv+Add+Relu"); changes of layout have no node.
-    `rule` is the rule that made the kernel: one of `rules.table.RULES` or `PLAIN`, "attention",
+    `rule` is the rule that made the kernel: one of `rules.table.RULES`,
     "layout" for a change of layout, "generic" for what TVM lowered. `shape` is the result's as the
     model has it, `dtype` the type of its elements in memory, and `exact` says why that is float32
     where half precision was wanted. `most_results` are those of a tile, in one direction, that

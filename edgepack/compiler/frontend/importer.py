@@ -41,7 +41,8 @@ from edgepack.compiler.frontend.operators import OPERATORS, Operator, check_oper
 from edgepack.compiler.frontend.quantized import Recognition, with_integers
 from edgepack.compiler.frontend.scattering import with_parts, with_windows
 from edgepack.compiler.frontend.volumes import with_images
-from edgepack.compiler.origin import Origin, mark, origin_of
+from edgepack.compiler.origin import mark, origin_of
+from edgepack.compiler.value import Origin
 from edgepack.model import LoadedModel, infer_shapes, operator_name, opset_of
 from edgepack.model.errors import DynamicShapeError
 

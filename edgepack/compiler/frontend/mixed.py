@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from tvm import relax
 
 from edgepack.base.minimum_cut import MinimumCut
 from edgepack.compiler import integer
@@ -34,6 +33,7 @@ from edgepack.compiler.precision import Precision
 from edgepack.compiler.rules.rule import Rule, product
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import FLOAT16, FLOAT32, INT8, Element
+from edgepack.compiler.value import Value
 
 # The cost model is good to some tenth, and floats take four times the bytes and more: they have to
 # be so much faster.
@@ -346,5 +346,5 @@ _PLAIN = Way(rule="")
 _SLOW = 4.0
 
 
-def _value(shape: Sequence[int]) -> relax.Var:
-    return relax.Var("value", relax.TensorType(list(shape), "float32"))
+def _value(shape: Sequence[int]) -> Value:
+    return Value(name="value", shape=tuple(shape))

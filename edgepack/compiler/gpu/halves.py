@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 import tvm
 from tvm import relax
 
-from edgepack.compiler.layers.layer import Layer, Value
-from edgepack.compiler.layers.tensors import variables
+from edgepack.compiler.layers.layer import Layer
+from edgepack.compiler.layers.tensors import ValueTable, variables
+from edgepack.compiler.value import Value
 
 # Operators whose results are elements of what they are given, whatever those are.
 _MOVES = tuple(
@@ -37,8 +38,8 @@ _MOVES = tuple(
 class HalfTensors:
     """Tensors by what makes and reads them; `root` is that of which one is a view."""
 
-    def __init__(self, root: Callable[[Value], Value]) -> None:
-        self._root = root
+    def __init__(self, root: Callable[[Value], Value], values: ValueTable) -> None:
+        self._root, self._values = root, values
         self._made: set[Value] = set()
         self._refused: set[Value] = set()
         # Results of moves, each with what was moved: all of them are halves, or none.
@@ -46,19 +47,21 @@ class HalfTensors:
 
     def add(self, output: Value, read: Iterable[Value], *, whole: Iterable[Value] = ()) -> None:
         """A kernel of the rules; it takes what is `whole` as float32 only."""
-        if str(output.ty.dtype) == "float32":
+        if output.dtype == "float32":
             self._made.add(output)
         self.refuse(whole)
 
     def add_foreign(self, layer: Layer) -> None:
         """What TVM lowers."""
-        for var, value in layer.bindings:
-            moved = _moved(value)
+        for value in layer.computes:
+            expression = self._values.expressions[value]
+            moved = _moved(expression)
             if moved is None:
-                self.refuse(variables(value))
+                self.refuse(map(self._values.of, variables(expression)))
                 continue
-            self._made.add(var)
-            self._moves.append((var, tuple(map(self._root, moved))))
+            self._made.add(value)
+            sources = map(self._values.of, moved)
+            self._moves.append((value, tuple(map(self._root, sources))))
 
     def refuse(self, values: Iterable[Value]) -> None:
         """These are float32."""
@@ -78,7 +81,7 @@ class HalfTensors:
         return frozenset(halves)
 
 
-def _moved(value: relax.Expr) -> Sequence[Value] | None:
+def _moved(value: relax.Expr) -> Sequence[relax.Var] | None:
     """What an expression moves, if it does nothing else."""
     if not isinstance(value, relax.Call) or value.op not in _MOVES:
         return None

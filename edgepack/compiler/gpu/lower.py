@@ -35,14 +35,13 @@ from edgepack.compiler.layers.layer import (
     Layer,
     Pooling,
     TransposedConvolution,
-    Value,
     View,
 )
 from edgepack.compiler.layers.read import read_each
-from edgepack.compiler.layers.tensors import constant_of, extent, shape_of, variables
-from edgepack.compiler.origin import merge, origin_of
+from edgepack.compiler.layers.tensors import constant_of, shape_of, variables
 from edgepack.compiler.precision import Precision, misfit
 from edgepack.compiler.tiles.expression import Operand
+from edgepack.compiler.value import Value, extent
 from edgepack.gpus import Gpu
 
 
@@ -80,6 +79,8 @@ class _GpuEmitter:
     def __init__(self, main: relax.Function, gpu: Gpu, precision: Precision) -> None:
         self.main, self.gpu, self.precision = main, gpu, precision
         self.builder = relax.BlockBuilder()
+        self.read = read_each(main)
+        self.known = self.read.values
         self.kernels: dict[str, Kernel] = {}
         self.reports: list[LayerReport] = []
         self.values: dict[Value, relax.Expr] = {}
@@ -88,7 +89,7 @@ class _GpuEmitter:
 
     def emit(self) -> relax.Function:
         parameters = [relax.Var(p.name, p.ty) for p in self.main.params]
-        self.values.update(zip(self.main.params, parameters, strict=True))
+        self.values.update(zip(map(self.known.of, self.main.params), parameters, strict=True))
         layers = self._layers()
         if self.precision.is_half:
             self.halves = self._find_halves(layers)
@@ -97,27 +98,27 @@ class _GpuEmitter:
                 for layer in layers:
                     made = self._kernel(layer)
                     if made is None:
-                        for var, value in layer.bindings:
-                            written = _of_one_place(self._substitute(value))
-                            self.values[var] = self.builder.emit(written)
+                        for value in layer.computes:
+                            expression = self._substitute(self.known.expressions[value])
+                            self.values[value] = self.builder.emit(_of_one_place(expression))
                 result = self.builder.emit_output(self._substitute(self.main.body.body))
             self.builder.emit_func_output(result)
         return self.builder.get()["main"]
 
     def _find_halves(self, layers: Sequence[Layer]) -> frozenset[Value]:
         """What is stored as halves: nothing that TVM's kernels compute with."""
-        found = halves.HalfTensors(self._root)
+        found = halves.HalfTensors(self._root, self.known)
         for layer in layers:
             code = self._code(layer)
             if code is None:
                 found.add_foreign(layer)
                 continue
-            read = [value for value in _read(code, layer) if isinstance(value, relax.Var)]
+            read = [value for value in _read(code, layer) if isinstance(value, Value)]
             gated = isinstance(layer.operator, Convolution) and layer.operator.gated
             found.add(layer.output, read, whole=layer.inputs[1:] if gated else ())
             if self._exact(layer):
                 found.refuse([layer.output])
-        found.refuse(variables(self.main.body.body))
+        found.refuse(map(self.known.of, variables(self.main.body.body)))
         return found.largest()
 
     def _exact(self, layer: Layer) -> str:
@@ -128,20 +129,19 @@ class _GpuEmitter:
             why = misfit(operator.weight)
         if why:
             return f"a weight {why}"
-        origins = (origin_of(value) for _, value in layer.bindings)
-        names = [origin.name for origin in origins if origin is not None]
         exact = self.precision.exact
-        return next((exact[name] for name in names if name in exact), "")
+        return next((exact[name] for name in layer.nodes if name in exact), "")
 
     def _layers(self) -> list[Layer]:
         left = []
-        for layer in read_each(self.main):
+        for layer in self.read.layers:
             if isinstance(layer.operator, View):
                 root = layer.inputs[0]
                 self.roots[layer.output] = self.roots.get(root, root)
             else:
                 left.append(layer)
-        outputs = [self._root(value) for value in variables(self.main.body.body)]
+        results = map(self.known.of, variables(self.main.body.body))
+        outputs = [self._root(value) for value in results]
         return fuse([self._on_roots(layer) for layer in left], outputs)
 
     def _on_roots(self, layer: Layer) -> Layer:
@@ -157,12 +157,12 @@ class _GpuEmitter:
     def _value(self, value: Value) -> relax.Expr:
         if value not in self.values:
             root = self.values[self.roots[value]]
-            self.values[value] = self.builder.emit(view(root, shape_of(value)))
+            self.values[value] = self.builder.emit(view(root, value.shape))
         return self.values[value]
 
     def _substitute(self, expr: relax.Expr) -> relax.Expr:
         if isinstance(expr, relax.Var):
-            return self._value(expr)
+            return self._value(self.known.of(expr))
         if isinstance(expr, relax.Tuple):
             return relax.Tuple([self._substitute(item) for item in expr.fields])
         if isinstance(expr, relax.TupleGetItem):
@@ -177,11 +177,11 @@ class _GpuEmitter:
         if made is None:
             return None
         read = _read(made, layer)
-        given = [self._value(value) if isinstance(value, relax.Var) else value for value in read]
+        given = [self._value(value) if isinstance(value, Value) else value for value in read]
         given += [relax.const(np.ascontiguousarray(values)) for values in made.constants]
         name = f"gpu_{made.kernel.facts.digest[:12]}"
         self.kernels[name] = made.kernel
-        shape = shape_of(layer.output)
+        shape = layer.output.shape
         half = layer.output in self.halves
         exact = self._exact(layer) if self.precision.is_half else ""
         self.reports.append(_report(name, layer, made, len(given), half=half, exact=exact))
@@ -198,29 +198,31 @@ class _GpuEmitter:
             layer, self.gpu, lambda value: self._root(value) in self.halves, half_weights
         )
 
-    def _is_half(self, value: relax.Expr) -> bool:
-        return isinstance(value, relax.Var) and self._root(value) in self.halves
+    def _is_half(self, value: Value | relax.Expr) -> bool:
+        return isinstance(value, Value) and self._root(value) in self.halves
 
-    def _dtype(self, value: relax.Expr) -> str:
+    def _dtype(self, value: Value | relax.Expr) -> str:
         return HALF_BITS if self._is_half(value) else "float32"
 
     def _product(self, layer: Layer, half_weights: bool) -> LayerCode | None:
         """The code of a matrix product that is no layer: of one with a constant as of a
         convolution of its rows, or of two computed tensors."""
-        if len(layer.bindings) != 1 or layer.operands or layer.expression:
+        if len(layer.computes) != 1 or layer.operands or layer.expression:
             return None
-        call = layer.bindings[0][1]
+        call = self.known.expressions[layer.computes[0]]
         if not isinstance(call, relax.Call) or call.op != _MATMUL:
             return None
         if str(call.ty.dtype) != "float32" or isinstance(layer.operator, Convolution):
             return None
-        left, right = call.args
-        weight, shape = constant_of(right), shape_of(left)
-        if weight is not None and weight.ndim == 2 and isinstance(left, relax.Var):
+        left, right = (
+            self.known.of(item) if isinstance(item, relax.Var) else item for item in call.args
+        )
+        weight, shape = constant_of(right), shape_of(call.args[0])
+        if weight is not None and weight.ndim == 2 and isinstance(left, Value):
             half = (self._is_half(left), self._is_half(layer.output))
             half_weights = half_weights and not misfit(weight)
             return _of_rows(left, shape, weight, self.gpu, half, half_weights)
-        found = matrices.MatrixProduct.of(shape, shape_of(right))
+        found = matrices.MatrixProduct.of(shape, shape_of(call.args[1]))
         if found is not None and self.halves:
             found = replace(
                 found,
@@ -269,16 +271,16 @@ class LayerCode:
     tile: str
     rule: str
     macs: int = 0
-    read: tuple[relax.Expr, ...] = ()
+    read: tuple[Value | relax.Expr, ...] = ()
 
 
-def _read(code: LayerCode, layer: Layer) -> tuple[relax.Expr, ...]:
+def _read(code: LayerCode, layer: Layer) -> tuple[Value | relax.Expr, ...]:
     """What a layer's kernel reads, but for its constants."""
     return code.read or (*layer.inputs, *layer.operands)
 
 
 def _of_rows(
-    left: relax.Var,
+    left: Value,
     shape: tuple[int, ...],
     weight: np.ndarray,
     gpu: Gpu,
@@ -323,13 +325,13 @@ def _of_rows(
 def _report(
     name: str, layer: Layer, made: LayerCode, result: int, *, half: bool, exact: str
 ) -> LayerReport:
-    origin = merge(origin_of(value) for _, value in layer.bindings)
+    origin = layer.origin
     return LayerReport(
         kernel=name,
         layer=origin.name if origin else "",
         operator=origin.operator if origin else made.rule,
         rule=made.rule,
-        shape=shape_of(layer.output),
+        shape=layer.output.shape,
         dtype="float16" if half else "float32",
         exact=exact,
         tile=made.tile,
@@ -416,6 +418,6 @@ def image_of(value: Value, *, half: bool = False) -> PlainImage:
         channels=channels,
         height=height,
         width=width,
-        rows=len(shape_of(value)) == 2,
+        rows=len(value.shape) == 2,
         half=half,
     )

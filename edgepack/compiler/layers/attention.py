@@ -6,6 +6,7 @@ move nothing. Dense layers that make queries, keys or values of the same tensor 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,73 +16,52 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from edgepack.compiler.layers.layer import Foreign, Value
-from edgepack.compiler.layers.strided import (
+from edgepack.compiler.layers.layer import FEWEST_QUERIES, Attention, TensorPart
+from edgepack.compiler.layers.places import (
     Places,
-    Source,
     View,
     broadcast,
     columns,
-    factor_of,
     places,
     reshaped,
-    sources,
     transposed,
 )
+from edgepack.compiler.layers.strided import Source, factor_of, sources
 from edgepack.compiler.layers.tensors import constant_of, shape_of, variables
 
-Binding = tuple[Value, relax.Expr]
+Binding = tuple[relax.Var, relax.Expr]
 # The narrowest vector of all CPUs: fewer keys or numbers per key are none, nor are rows of values
 # that do not fill theirs.
 _VECTOR = 4
-# Fewer queries are over before the keys are packed.
-FEWEST_QUERIES = 4
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TensorPart:
-    """A tensor [heads.., rows, columns] in the memory of `value`, or of a constant."""
+class _InMemory:
+    """A tensor [heads.., rows, columns] in the memory of a variable, or of a constant."""
 
-    value: Value | np.ndarray
+    value: relax.Var | np.ndarray
     places: Places
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Attention(Foreign):
-    """softmax(`scale` * queries keys^T + masks) values.
+class Attended:
+    """An attention, what it reads, and the bindings that it stands for."""
 
-    Queries are [heads.., queries, depth], keys [heads.., keys, depth], values
-    [heads.., keys, columns], masks [heads.., queries, keys] and the result, of which `result` says
-    where it lies, [heads.., queries, columns]. Elements along the last axis lie side by side; those
-    of masks may be one and the same, and those of keys may lie apart if those along the axis before
-    do not.
-    """
-
-    queries: TensorPart
-    keys: TensorPart
-    values: TensorPart
-    masks: tuple[TensorPart, ...]
-    scale: float
-    result: Places
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        """The variables that it reads."""
-        values = (part.value for part in (self.queries, self.keys, self.values, *self.masks))
-        return tuple(dict.fromkeys(value for value in values if isinstance(value, relax.Var)))
+    operator: Attention
+    inputs: tuple[relax.Var, ...]
+    inside: tuple[Binding, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attentions:
     """A function's `bindings`, of each attention only the last one, and without views that nobody
-    reads any more. By the variable of the last one are the `operators`, and what was `inside`."""
+    reads any more; `found` are the attentions by the variables of these."""
 
     bindings: Sequence[Binding]
-    operators: Mapping[Value, Attention]
-    inside: Mapping[Value, tuple[Binding, ...]]
+    found: Mapping[relax.Var, Attended]
 
 
-def attentions(bindings: Sequence[Binding], outputs: Sequence[Value]) -> Attentions:
+def attentions(bindings: Sequence[Binding], outputs: Sequence[relax.Var]) -> Attentions:
     """The attentions of a function."""
     search = _Search(bindings, outputs)
     matches = [
@@ -90,22 +70,21 @@ def attentions(bindings: Sequence[Binding], outputs: Sequence[Value]) -> Attenti
         if _is(value, "nn.softmax") and (match := search.around(var, value)) is not None
     ]
     if not matches:
-        return Attentions(bindings=bindings, operators={}, inside={})
+        return Attentions(bindings=bindings, found={})
     found = {match.result: match for match in matches}
     left = _living(bindings, {var: match.inputs for var, match in found.items()}, outputs)
     left, bases = _joined(left, outputs, found)
-    operators = {var: match.operator(bases) for var, match in found.items()}
+    attended = {var: match.attended(bases) for var, match in found.items()}
     return Attentions(
-        bindings=_living(left, {var: made.inputs for var, made in operators.items()}, outputs),
-        operators=operators,
-        inside={var: match.inside for var, match in found.items()},
+        bindings=_living(left, {var: made.inputs for var, made in attended.items()}, outputs),
+        found=attended,
     )
 
 
 def _living(
     bindings: Sequence[Binding],
-    inputs: Mapping[Value, Sequence[Value]],
-    outputs: Sequence[Value],
+    inputs: Mapping[relax.Var, Sequence[relax.Var]],
+    outputs: Sequence[relax.Var],
 ) -> list[Binding]:
     """The bindings that something reads; `inputs` has what those of attentions read."""
     living = set(outputs)
@@ -135,46 +114,65 @@ class _Viewed:
     source: Source
     behind: tuple[View, ...]
 
-    def part(self, bases: Mapping[Value, tuple[Value, tuple[View, ...]]]) -> TensorPart:
+    def part(self, bases: Mapping[relax.Var, tuple[relax.Var, tuple[View, ...]]]) -> _InMemory:
         """Where it lies; `bases` has variables that are views of another one now."""
         value, before = bases.get(self.source.value, (self.source.value, ()))
         found = replace(self.source, value=value).places(*before, behind=self.behind)
         assert found is not None
-        return TensorPart(value=value, places=found)
+        return _InMemory(value=value, places=found)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Match:
     """An attention whose dense layers are not joined yet."""
 
-    result: Value
+    result: relax.Var
     queries: _Viewed
     keys: _Viewed
     values: _Viewed
-    masks: tuple[TensorPart, ...]
+    masks: tuple[_InMemory, ...]
     scale: float
     written: Places
     inside: tuple[Binding, ...]
 
     @property
-    def bases(self) -> list[Value]:
+    def bases(self) -> list[relax.Var]:
         """The variables in which queries, keys and values lie."""
         return [viewed.source.value for viewed in (self.queries, self.keys, self.values)]
 
     @property
-    def inputs(self) -> list[Value]:
+    def inputs(self) -> list[relax.Var]:
         masks = (mask.value for mask in self.masks)
         return [*self.bases, *(value for value in masks if isinstance(value, relax.Var))]
 
-    def operator(self, bases: Mapping[Value, tuple[Value, tuple[View, ...]]]) -> Attention:
+    def attended(self, bases: Mapping[relax.Var, tuple[relax.Var, tuple[View, ...]]]) -> Attended:
         """The attention; `bases` are those of `_Viewed.part`."""
-        return Attention(
-            queries=self.queries.part(bases),
-            keys=self.keys.part(bases),
-            values=self.values.part(bases),
-            masks=self.masks,
-            scale=self.scale,
-            result=self.written,
+        queries, keys, values = (
+            viewed.part(bases) for viewed in (self.queries, self.keys, self.values)
+        )
+        numbers = dict[relax.Var, int]()
+        for part in (queries, keys, values, *self.masks):
+            if isinstance(part.value, relax.Var):
+                numbers.setdefault(part.value, len(numbers))
+
+        def numbered(part: _InMemory) -> TensorPart:
+            source = part.value
+            if isinstance(source, relax.Var):
+                source = numbers[source]
+            return TensorPart(source=source, places=part.places)
+
+        return Attended(
+            operator=Attention(
+                queries=numbered(queries),
+                keys=numbered(keys),
+                values=numbered(values),
+                masks=tuple(map(numbered, self.masks)),
+                scale=self.scale,
+                result=self.written,
+                sizes=tuple(math.prod(shape_of(var)) for var in numbers),
+            ),
+            inputs=tuple(numbers),
+            inside=self.inside,
         )
 
 
@@ -183,8 +181,8 @@ class _Scores:
     """What a softmax is of: a `product` of queries and keys, times `scale`, and tensors that are
     `added`, each with the shape that the scores had then."""
 
-    product: Value
-    inside: list[Value]
+    product: relax.Var
+    inside: list[relax.Var]
     scale: float = 1.0
     added: list[tuple[relax.Expr, tuple[int, ...]]] = field(default_factory=list)
 
@@ -192,13 +190,13 @@ class _Scores:
 class _Search:
     """Looks for attentions in a function."""
 
-    def __init__(self, bindings: Sequence[Binding], outputs: Sequence[Value]) -> None:
+    def __init__(self, bindings: Sequence[Binding], outputs: Sequence[relax.Var]) -> None:
         self.bindings = bindings
         self.made = dict(bindings)
         self.kept = set(outputs)
         self.readers = _readers(bindings)
 
-    def around(self, var: Value, softmax: relax.Call) -> _Match | None:
+    def around(self, var: relax.Var, softmax: relax.Call) -> _Match | None:
         """The attention that a softmax is in the middle of."""
         rank = len(shape_of(var))
         if rank < 2 or not _is_float(var) or int(softmax.attrs.axis) % rank != rank - 1:
@@ -241,12 +239,12 @@ class _Search:
             inside=tuple(binding for binding in self.bindings if binding[0] in inside),
         )
 
-    def _reader(self, var: Value) -> Value | None:
+    def _reader(self, var: relax.Var) -> relax.Var | None:
         """The only one that reads a variable."""
         found = self.readers[var]
         return found[0] if len(found) == 1 and var not in self.kept else None
 
-    def _scores(self, value: relax.Expr, reader: Value) -> _Scores | None:
+    def _scores(self, value: relax.Expr, reader: relax.Var) -> _Scores | None:
         """What a softmax is of."""
         found = _Scores(product=reader, inside=[])
         while isinstance(value, relax.Var) and self._reader(value) is not None:
@@ -286,9 +284,9 @@ class _Search:
         multiple = factor_of(call)
         return multiple is not None and self._comes_from_product(multiple[0])
 
-    def _weighted(self, var: Value) -> list[Value] | None:
+    def _weighted(self, var: relax.Var) -> list[relax.Var] | None:
         """The variables from behind a softmax to its product with the values."""
-        path: list[Value] = []
+        path: list[relax.Var] = []
         while (reader := self._reader(var)) is not None:
             call = self.made[reader]
             path.append(reader)
@@ -325,7 +323,7 @@ class _Search:
 
     def _mask(
         self, value: relax.Expr, shape: tuple[int, ...], full: tuple[int, ...]
-    ) -> TensorPart | None:
+    ) -> _InMemory | None:
         """What is added to scores of `shape`, as `full`."""
         constant = constant_of(value)
         behind = (broadcast(shape), reshaped(full))
@@ -333,15 +331,15 @@ class _Search:
             if constant.dtype != "float32":
                 return None
             there = places(constant.shape, behind)
-            return TensorPart(value=constant, places=there) if there is not None else None
+            return _InMemory(value=constant, places=there) if there is not None else None
         for source in reversed(sources(value, self.made)):
             if _is_float(source.value) and source.factor == 1:
                 there = source.places(behind=behind)
                 if there is not None and there.strides[-1] in (0, 1):
-                    return TensorPart(value=source.value, places=there)
+                    return _InMemory(value=source.value, places=there)
         return None
 
-    def _written(self, var: Value, shape: tuple[int, ...]) -> tuple[Value, Places | None]:
+    def _written(self, var: relax.Var, shape: tuple[int, ...]) -> tuple[relax.Var, Places | None]:
         """The last transposition of a product, and where that has the product's elements, as
         `shape`. If its rows do not lie side by side there, it is left out."""
         best = var, places(shape_of(var), [reshaped(shape)])
@@ -361,7 +359,7 @@ class _Search:
             var = reader
         return best
 
-    def _path(self, first: Value, last: Value) -> list[Value]:
+    def _path(self, first: relax.Var, last: relax.Var) -> list[relax.Var]:
         """The variables from one to another that is read from it alone."""
         path = [first]
         while path[-1] != last:
@@ -371,9 +369,9 @@ class _Search:
         return path
 
 
-def _readers(bindings: Sequence[Binding]) -> defaultdict[Value, list[Value]]:
+def _readers(bindings: Sequence[Binding]) -> defaultdict[relax.Var, list[relax.Var]]:
     """Who reads each variable, as often as it does."""
-    readers = defaultdict[Value, list[Value]](list)
+    readers = defaultdict[relax.Var, list[relax.Var]](list)
     for var, value in bindings:
         for read in variables(value):
             readers[read].append(var)
@@ -387,29 +385,29 @@ def _readers(bindings: Sequence[Binding]) -> defaultdict[Value, list[Value]]:
 class _Dense:
     """A variable that is rows of `rows`, a view of `source`, times `weight`, plus `bias`."""
 
-    var: Value
-    rows: Value
-    source: Value
+    var: relax.Var
+    rows: relax.Var
+    source: relax.Var
     weight: np.ndarray
     bias: np.ndarray
     span: tvm.ir.Span | None
 
 
 def _joined(
-    bindings: Sequence[Binding], outputs: Sequence[Value], found: Mapping[Value, _Match]
-) -> tuple[list[Binding], dict[Value, tuple[Value, tuple[View, ...]]]]:
+    bindings: Sequence[Binding], outputs: Sequence[relax.Var], found: Mapping[relax.Var, _Match]
+) -> tuple[list[Binding], dict[relax.Var, tuple[relax.Var, tuple[View, ...]]]]:
     """The bindings with one dense layer for those of the same input that only attentions read; and
     of which columns of it each of those is a view now."""
     made, readers = dict(bindings), _readers(bindings)
-    groups = defaultdict[Value, dict[Value, _Dense]](dict)
+    groups = defaultdict[relax.Var, dict[relax.Var, _Dense]](dict)
     for match in found.values():
         for base in match.bases:
             others = [reader for reader in readers[base] if reader not in found]
             dense = _dense(base, made, readers)
             if not others and base not in outputs and dense is not None:
                 groups[dense.source][base] = dense
-    bases: dict[Value, tuple[Value, tuple[View, ...]]] = {}
-    added: dict[Value, list[Binding]] = {}
+    bases: dict[relax.Var, tuple[relax.Var, tuple[View, ...]]] = {}
+    added: dict[relax.Var, list[Binding]] = {}
     typed = relax.BlockBuilder().normalize
     for group in groups.values():
         members = [group[var] for var, _ in bindings if var in group]
@@ -418,7 +416,7 @@ def _joined(
         first = members[0]
         made_here: list[Binding] = []
 
-        def bind(name: str, call: relax.Call, first: _Dense, bound: list[Binding]) -> Value:
+        def bind(name: str, call: relax.Call, first: _Dense, bound: list[Binding]) -> relax.Var:
             call = typed(relax.Call(call.op, call.args, call.attrs, call.ty_args, first.span))
             bound.append((relax.Var(f"{first.var.name}_{name}", call.ty), call))
             return bound[-1][0]
@@ -442,7 +440,9 @@ def _joined(
 
 
 def _dense(
-    var: Value, made: Mapping[Value, relax.Expr], readers: Mapping[Value, Sequence[Value]]
+    var: relax.Var,
+    made: Mapping[relax.Var, relax.Expr],
+    readers: Mapping[relax.Var, Sequence[relax.Var]],
 ) -> _Dense | None:
     """The dense layer that a variable is the result of, if nothing else reads the product."""
     call, bias = made.get(var), None

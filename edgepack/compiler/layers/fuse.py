@@ -20,9 +20,7 @@ from edgepack.compiler.layers.layer import (
     Pooling,
     Resampling,
     TransposedConvolution,
-    Value,
 )
-from edgepack.compiler.layers.tensors import extent, is_image
 from edgepack.compiler.tiles.expression import (
     Argument,
     Expression,
@@ -32,6 +30,7 @@ from edgepack.compiler.tiles.expression import (
     Scalar,
     Step,
 )
+from edgepack.compiler.value import Value, extent, is_image
 
 # A gate is multiplied into the weights of the 1x1 convolution behind it if there are at most so
 # many output channels per pixel. To multiply the image instead is to write it and read it once
@@ -73,7 +72,7 @@ def _without_zeros(layers: Sequence[Layer], outputs: Sequence[Value]) -> list[La
                     layer,
                     operator=replace(layer.operator, before=before),
                     inputs=pad.inputs,
-                    bindings=(*pad.bindings, *layer.bindings),
+                    computes=(*pad.computes, *layer.computes),
                 )
             )
         else:
@@ -165,7 +164,7 @@ def _with_gate(layer: Layer, gate: Layer) -> Layer:
         layer,
         operator=replace(layer.operator, gated=True),
         inputs=(gate.inputs[0], gate.operands[0]),
-        bindings=(*layer.bindings, *gate.bindings),
+        computes=(*layer.computes, *gate.computes),
     )
 
 
@@ -239,7 +238,7 @@ class _Group:
         self.expression = list(head.expression)
         self.operands = list(head.operands)
         self.constants = list(head.constants)
-        self.bindings = list(head.bindings)
+        self.computes = list(head.computes)
         self.inside: Counter[Value] = Counter()
 
     def touches(self, layer: Layer) -> bool:
@@ -277,7 +276,7 @@ class _Group:
             self.expression.append(Operation(name=operation.name, arguments=arguments))
         self.steps[layer.output] = len(self.expression)
         self.last = layer.output
-        self.bindings += layer.bindings
+        self.computes += layer.computes
         self.inside.update((*layer.inputs, *layer.operands))
         return True
 
@@ -299,7 +298,7 @@ class _Group:
         self.head = replace(self.head, operator=replace(operator, before=before))
         self.steps[layer.output] = len(self.expression)
         self.last = layer.output
-        self.bindings += layer.bindings
+        self.computes += layer.computes
         self.inside.update(layer.inputs)
         return True
 
@@ -323,7 +322,7 @@ class _Group:
             expression=tuple(self.expression),
             operands=tuple(self.operands),
             constants=tuple(self.constants),
-            bindings=tuple(self.bindings),
+            computes=tuple(self.computes),
         )
 
 

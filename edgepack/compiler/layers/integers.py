@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import tvm
 from tvm import relax
 
 from edgepack.compiler.integer import FromIntegers, IntegerOperator
-from edgepack.compiler.layers.tensors import constant_of, shape_of
+from edgepack.compiler.layers.tensors import constant_of, packed_name, shape_of
 
 _NAME = "edgepack.integers"
 
@@ -27,10 +26,7 @@ def integer_call(operator: IntegerOperator, inputs: Sequence[relax.Expr]) -> rel
 
 def integer_operator(expr: relax.Expr) -> tuple[IntegerOperator, list[relax.Var]] | None:
     """The operator of such a call, and its inputs; None for any other expression."""
-    if not isinstance(expr, relax.Call) or not isinstance(expr.op, tvm.ir.Op):
-        return None
-    is_packed = expr.op.name == "relax.call_dps_packed"
-    if not is_packed or expr.args[0].global_symbol != _NAME:
+    if packed_name(expr) != _NAME:
         return None
     inputs = [item for item in expr.args[1] if isinstance(item, relax.Var)]
     text, *arrays = (constant_of(item) for item in list(expr.args[1])[len(inputs) :])

@@ -1,27 +1,61 @@
 """What a layer is: an operator on images, and the arithmetic on each of its results.
 
-The operators are those for which there are rules, in the terms in which the rules think. What none
-of them describes is `Foreign`, and is lowered by TVM.
+The operators are those for which there are rules, in the terms in which the rules think. Those of
+images read and write blocks of channels; those that are `Plain` tensors as the model has them. What
+none of them describes is `Foreign`, and is lowered by TVM.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from math import prod
 
 import numpy as np
-import tvm
-from tvm import relax
 
 from edgepack.compiler.integer import IntegerOperator
 from edgepack.compiler.layers.axis import Axis
-from edgepack.compiler.layers.quantized import Quantized
-from edgepack.compiler.origin import origin_of
+from edgepack.compiler.layers.places import Places, RowsAt
 from edgepack.compiler.tiles.element import FLOAT32, Element
 from edgepack.compiler.tiles.expression import Expression
+from edgepack.compiler.value import Origin, Value, merge
 
-# A tensor between layers: the Relax variable that holds it. Variables compare by identity.
-Value: TypeAlias = relax.Var
+# An attention of fewer queries is over before the keys are packed: its keys lie row by row.
+FEWEST_QUERIES = 4
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Quantized:
+    """Integers (int8 or uint8) that stand for the numbers `scale * (values - zero_point)`.
+
+    `scale` (float32) and `zero_point` have as many dimensions as `values`, whose extents are 1 or
+    those of `values`.
+    """
+
+    values: np.ndarray
+    scale: np.ndarray
+    zero_point: np.ndarray
+
+    def numbers(self) -> np.ndarray:
+        """The numbers as float32, equal in each bit to TVM's `relax.dequantize`."""
+        steps = self.values.astype("int32") - self.zero_point.astype("int32")
+        return np.asarray(steps.astype("float32") * self.scale)
+
+    def transposed(self, axes: Sequence[int]) -> Quantized:
+        """The same with its axes in another order."""
+        return Quantized(
+            values=self.values.transpose(axes),
+            scale=self.scale.transpose(axes),
+            zero_point=self.zero_point.transpose(axes),
+        )
+
+    def as_image(self) -> Quantized:
+        """A matrix as an image of one pixel: two more axes of extent 1."""
+        return Quantized(
+            values=self.values[:, :, None, None],
+            scale=self.scale[:, :, None, None],
+            zero_point=self.zero_point[:, :, None, None],
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -99,13 +133,14 @@ class Resampling:
     The sums are separable, `columns` along a row and `rows` down a column. `kind` is the
     interpolation of a resize ("nearest", "linear" or "cubic") or the border of a padding
     ("constant", "reflect" or "replicate"). Pixels that an axis takes from outside of the input have
-    the value `outside`.
+    the value `outside`. `repeats`: each is one of the input again, twice or four times in a row.
     """
 
     kind: str
     rows: Axis
     columns: Axis
     outside: float
+    repeats: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,12 +170,20 @@ class Crop:
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """The input, with other elements; none is read from Relax."""
+    """The input, with other elements; none is read from a model."""
+
+
+class Plain:
+    """An operator on tensors that lie as the model has them. In the arithmetic on its results a
+    constant is one value per column: along the last axis."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Foreign:
-    """An operator that no rule knows; TVM lowers it."""
+class Foreign(Plain):
+    """An operator that no rule knows; TVM lowers it. `names` are those that Relax has for it: none
+    if it is no call of one of Relax's operators."""
+
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +207,166 @@ class Dequantize(Foreign):
     dtype: str
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Norm(Plain):
+    """Rows of `size` elements over the root of their mean square plus `epsilon`, times `scale`
+    [size]; with a `shift` [size], which is added, less their mean before."""
+
+    rows: int
+    size: int
+    epsilon: float
+    scale: np.ndarray
+    shift: np.ndarray | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Softmax(Plain):
+    """Powers of e over their sum, of `size` elements in each of `rows`, or their logarithms."""
+
+    rows: int
+    size: int
+    logarithm: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extremum(Plain):
+    """Where the largest or the smallest element along the middle axis of a tensor
+    [outer, size, inner] is: indices [outer, inner] int64. Of equal ones it is the first; with
+    `reverse` the last, which is counted from the end."""
+
+    outer: int
+    size: int
+    inner: int
+    dtype: str
+    largest: bool
+    reverse: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RowProduct(Plain):
+    """Products of matrices [rows, depth] and [depth, columns], as many as the larger batch: one of
+    a batch of 1 serves all of them. The second input is the right one, unless `weight`
+    [depth, columns] is. `transposed`: the right ones are [columns, depth]. `bias` is one value per
+    column. Rows of the left one, of which there is one then, lie `left_at`, if not one after the
+    other.
+    """
+
+    left_batch: int
+    right_batch: int
+    rows: int
+    depth: int
+    columns: int
+    transposed: bool = False
+    weight: np.ndarray | None = field(default=None, repr=False)
+    bias: np.ndarray | None = field(default=None, repr=False)
+    left_at: RowsAt | None = None
+
+    @property
+    def batch(self) -> int:
+        """The number of products."""
+        return max(self.left_batch, self.right_batch)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TensorPart:
+    """A tensor [heads.., rows, columns] in the memory of an input, by its number, or of a
+    constant."""
+
+    source: int | np.ndarray
+    places: Places
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Attention(Plain):
+    """softmax(`scale` * queries keys^T + masks) values.
+
+    Queries are [heads.., queries, depth], keys [heads.., keys, depth], values
+    [heads.., keys, columns], masks [heads.., queries, keys] and the result, of which `result` says
+    where it lies, [heads.., queries, columns]. Elements along the last axis lie side by side; those
+    of masks may be one and the same, and those of keys may lie apart if those along the axis before
+    do not.
+
+    `sizes` are the numbers of elements of the inputs. With `in_queries` each row of the result
+    takes the place of its query in the input that has those.
+    """
+
+    queries: TensorPart
+    keys: TensorPart
+    values: TensorPart
+    masks: tuple[TensorPart, ...]
+    scale: float
+    result: Places
+    sizes: tuple[int, ...]
+    in_queries: bool = False
+
+    def rows_in_queries(self) -> RowsAt | None:
+        """Where the rows of the result lie if each is put where the query is that it is of; None
+        where they would not lie in equal steps, or have gaps.
+
+        A row has the results of all heads. Then a block of queries is not read any more when its
+        results are written, and no other block has elements there.
+        """
+        queries, result = self.queries.places, self.result
+        *_, rows, columns = result.shape
+        if rows < FEWEST_QUERIES or queries.shape != result.shape:
+            return None
+        # The heads of an image side by side; images lie behind each other.
+        width, step = result.strides[-2], queries.strides[-2]
+        whole = width % columns == 0 and prod(result.shape[:-2]) * columns % width == 0
+        if not whole or queries.offset + width > step:
+            return None
+        for size, of_query, of_result in zip(
+            result.shape, queries.strides, result.strides, strict=True
+        ):
+            apart = of_result if of_result < width else of_result // width * step
+            if size > 1 and of_query != apart:
+                return None
+        return RowsAt(first=queries.offset, step=step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicRange(Plain):
+    """(scale, zero point) as float32 of what spreads `size` elements, and 0, over 0 to 255."""
+
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicIntegers(Plain):
+    """`size` elements as uint8, by the scale and the zero point in the second input."""
+
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DynamicSums(Plain):
+    """Sums of the products of integers and constant weights, as int32, or as float32 if they are
+    `converted`, before any arithmetic on them.
+
+    `given` is the shape of the data, of `dtype` int8 or uint8: (N, C, H, W), or (rows, depth) if it
+    is `in_rows`, whose window is one point. `made` is that of the result: (N, C, H, W) or
+    (rows, columns). The data's zero point, which lies around images as well, is `zero`; None: the
+    second input, of one element. `weight` is int8 [out channels, in channels / groups, rows,
+    columns]; its zero point is 0, or `weight_zero` (int32 [out channels]). Pairs are (vertical,
+    horizontal).
+
+    Operands are one number, one for each column, or in rows of the result's shape.
+    """
+
+    given: tuple[int, ...]
+    made: tuple[int, ...]
+    dtype: str
+    zero: int | None
+    weight: np.ndarray
+    in_rows: bool
+    stride: tuple[int, int] = (1, 1)
+    before: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    weight_zero: np.ndarray | None = None
+    converted: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class View:
     """The input's data unchanged in another shape of equal channels: (1, C, 1, 1) and (1, C)."""
@@ -180,7 +383,7 @@ Operator = (
     | Slice
     | Crop
     | Conversion
-    | Foreign
+    | Plain
     | View
     | IntegerOperator
 )
@@ -199,8 +402,8 @@ class Layer:
     for; 0 is none, None says nothing.
     Where a kernel has scratch memory as a matter of choice it takes at most `room` bytes; None says
     nothing.
-    `bindings` are the Relax bindings that the layer was read from, which stay in the function if no
-    rule takes it.
+    `computes` are the values that it was read from: those of which it spares the tensors, and its
+    results, in the order of the model.
     """
 
     operator: Operator
@@ -217,7 +420,7 @@ class Layer:
     most_results: int | None = None
     limited: str = ""
     room: int | None = None
-    bindings: tuple[tuple[relax.Var, relax.Expr], ...] = field(default=(), repr=False)
+    computes: tuple[Value, ...] = field(default=(), repr=False)
 
     @property
     def source(self) -> Element:
@@ -227,15 +430,17 @@ class Layer:
     @property
     def is_reshape(self) -> bool:
         """Whether it is one, of a plain tensor, and nothing else."""
-        values = [value for _, value in self.bindings]
-        is_one = len(values) == 1 and isinstance(self.operator, Foreign)
-        return is_one and getattr(values[0], "op", None) == tvm.ir.Op.get("relax.reshape")
+        return isinstance(self.operator, Foreign) and self.operator.names == ("reshape",)
 
     @property
-    def names(self) -> set[str]:
-        """The ONNX nodes that it was read from."""
-        origins = (origin_of(value) for _, value in self.bindings)
-        return {origin.name for origin in origins if origin is not None}
+    def origin(self) -> Origin | None:
+        """The ONNX nodes that it was read from, as one."""
+        return merge(value.origin for value in self.computes)
+
+    @property
+    def nodes(self) -> list[str]:
+        """The names of these nodes, in order; some may be there twice."""
+        return [value.origin.name for value in self.computes if value.origin is not None]
 
     @property
     def results(self) -> tuple[Value, ...]:

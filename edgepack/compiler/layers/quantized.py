@@ -8,53 +8,18 @@ from it, in calls that it knows nothing of; `read_layers` takes them out again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import tvm
 from tvm import relax
 
+from edgepack.compiler.layers.layer import Quantized
 from edgepack.compiler.layers.tensors import constant_of, shape_of, variables
 
 _DEQUANTIZE = "edgepack.dequantize"
 _INTEGERS = ("int8", "uint8")
 # Operators whose second argument is a weight.
 _WEIGHTED = ("relax.nn.conv2d", "relax.matmul")
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Quantized:
-    """Integers (int8 or uint8) that stand for the numbers `scale * (values - zero_point)`.
-
-    `scale` (float32) and `zero_point` have as many dimensions as `values`, whose extents are 1 or
-    those of `values`.
-    """
-
-    values: np.ndarray
-    scale: np.ndarray
-    zero_point: np.ndarray
-
-    def numbers(self) -> np.ndarray:
-        """The numbers as float32, equal in each bit to TVM's `relax.dequantize`."""
-        steps = self.values.astype("int32") - self.zero_point.astype("int32")
-        return np.asarray(steps.astype("float32") * self.scale)
-
-    def transposed(self, axes: Sequence[int]) -> Quantized:
-        """The same with its axes in another order."""
-        return Quantized(
-            values=self.values.transpose(axes),
-            scale=self.scale.transpose(axes),
-            zero_point=self.zero_point.transpose(axes),
-        )
-
-    def as_image(self) -> Quantized:
-        """A matrix as an image of one pixel: two more axes of extent 1."""
-        return Quantized(
-            values=self.values[:, :, None, None],
-            scale=self.scale[:, :, None, None],
-            zero_point=self.zero_point[:, :, None, None],
-        )
 
 
 def quantized_constant(expr: relax.Expr) -> Quantized | None:

@@ -91,7 +91,7 @@ def as_products(module: tvm.IRModule) -> tvm.IRModule:
 def _without_steps(
     bindings: Sequence[tuple[relax.Var, relax.Expr]], results: relax.Expr
 ) -> set[relax.Var]:
-    """Variables whose last bit decides about no more than other last bits."""
+    """Values whose last bit decides about no more than other last bits."""
     seen = set(variables(results))  # by what makes steps, or may
     for var, value in reversed(bindings):
         name = _name(value)

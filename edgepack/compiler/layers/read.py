@@ -6,8 +6,8 @@ its operator that no layer describes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -15,7 +15,7 @@ import tvm
 from tvm import relax
 
 from edgepack.compiler import integer
-from edgepack.compiler.layers.attention import attentions
+from edgepack.compiler.layers.attention import Attentions, attentions
 from edgepack.compiler.layers.axis import ResizeAttributes, padded
 from edgepack.compiler.layers.integers import integer_operator
 from edgepack.compiler.layers.layer import (
@@ -29,14 +29,17 @@ from edgepack.compiler.layers.layer import (
     Pointwise,
     Pooling,
     Quantize,
+    Quantized,
     Resampling,
     Slice,
     TransposedConvolution,
     View,
 )
-from edgepack.compiler.layers.quantized import Quantized, hidden_integers
+from edgepack.compiler.layers.plain import Read, read_plain
+from edgepack.compiler.layers.quantized import hidden_integers
 from edgepack.compiler.layers.rows import row_chains
 from edgepack.compiler.layers.tensors import (
+    ValueTable,
     constant_of,
     extent,
     is_image,
@@ -55,12 +58,25 @@ from edgepack.compiler.tiles.expression import (
     Scalar,
     Step,
 )
+from edgepack.compiler.value import Value
 
 
-def read_layers(function: relax.Function, *, matrices_in_rows: bool = True) -> list[Layer]:
-    """A layer for each binding of a function, which is one dataflow block, in order; one for a
-    product of rows and the arithmetic on it, and one for an attention. `matrices_in_rows` is that
-    of `row_chains`.
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """A function's layers, in order; one for a product of rows and the arithmetic on it, and one
+    for an attention. `each` has those of single bindings, also where these are part of another
+    layer, by their results; `values` what stands for the function's variables."""
+
+    layers: Sequence[Layer]
+    each: Mapping[Value, Layer]
+    values: ValueTable
+
+
+def read_layers(
+    function: relax.Function, *, matrices_in_rows: bool = True, whole_attentions: bool = True
+) -> Reading:
+    """The layers of a function, which is one dataflow block. `matrices_in_rows` is that of
+    `row_chains`; without `whole_attentions` their operators are layers of their own.
 
     Weights that `keep_integers` hid are none: they are constants of the layers that read them.
     """
@@ -80,46 +96,47 @@ def read_layers(function: relax.Function, *, matrices_in_rows: bool = True) -> l
             resolved.append((var, value))
     original = dict(bindings)
     outputs = variables(function.body.body)
-    attended = attentions(resolved, outputs)
-    read = [value for operator in attended.operators.values() for value in operator.inputs]
+    attended = Attentions(bindings=resolved, found={})
+    if whole_attentions:
+        attended = attentions(resolved, outputs)
+    read = [var for attention in attended.found.values() for var in attention.inputs]
     chains = row_chains(attended.bindings, [*outputs, *read], matrices_in_rows=matrices_in_rows)
     inside = {var for chain in chains.values() for var, _ in chain.bindings}
+    values, made = ValueTable(), dict(attended.bindings)
+    each: dict[Value, Layer] = {}
     layers = []
     for var, value in attended.bindings:
-        if var in attended.operators:
-            attention = attended.operators[var]
-            layers.append(
-                Layer(
-                    operator=attention,
-                    inputs=attention.inputs,
-                    output=var,
-                    bindings=attended.inside[var],
-                )
-            )
+        attention, chain = attended.found.get(var), chains.get(var)
+        if attention is not None:
+            found = Read(operator=attention.operator, inputs=attention.inputs)
+            bound = [values.bind(*binding) for binding in attention.inside]
+            layers.append(found.layer(values, var, bound))
             continue
-        if var in chains:
-            chain = chains[var]
-            layers.append(
-                Layer(
-                    operator=chain.operator,
-                    inputs=chain.inputs,
-                    output=var,
-                    bindings=chain.bindings,
-                )
-            )
-        if var in weights or var in inside:
+        if var in weights:
             continue
-        layer = _read(var, value)
+        values.bind(var, value)
+        layer = _read(values, var, value, made)
         before = original.get(var, value)
         weight = before.args[1] if before is not value else None
-        layers.append(_with_integers(layer, weights[weight]) if weight is not None else layer)
-    return layers
+        each[layer.output] = _with_integers(layer, weights[weight]) if weight is not None else layer
+        if chain is not None:
+            bound = [values.of(item) for item, _ in chain.bindings]
+            layers.append(chain.read.layer(values, var, bound))
+        elif var not in inside:
+            layers.append(each[layer.output])
+    return Reading(layers=layers, each=each, values=values)
 
 
-def read_each(function: relax.Function) -> list[Layer]:
-    """A layer for each binding of a function, as `read_layers` gives them, but for attentions and
-    products of rows: their operators are layers of their own."""
-    return [_read(var, value) for var, value in _bindings(function)]
+def read_each(function: relax.Function) -> Reading:
+    """The layers of a function as `read_layers` gives them, but for attentions and products of
+    rows: their operators are layers of their own."""
+    values, bindings = ValueTable(), _bindings(function)
+    made = dict(bindings)
+    layers = []
+    for var, value in bindings:
+        values.bind(var, value)
+        layers.append(_read(values, var, value, made))
+    return Reading(layers=layers, each={layer.output: layer for layer in layers}, values=values)
 
 
 def _with_integers(layer: Layer, weight: Quantized) -> Layer:
@@ -168,43 +185,50 @@ def _item(split: relax.Call, index: int) -> relax.Call:
     return relax.Call(made.op, made.args, made.attrs, made.ty_args, split.span)
 
 
-def _read(var: relax.Var, value: relax.Expr) -> Layer:
-    layer = _read_integers(var, value) or _read_cast(var, value)
-    if layer is not None:
-        return replace(layer, bindings=((var, value),))
-    if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) and is_image(var):
+def _read(
+    values: ValueTable, var: relax.Var, value: relax.Expr, made: Mapping[relax.Var, relax.Expr]
+) -> Layer:
+    found = _read_integers(value) or _read_cast(var, value)
+    if found is not None:
+        return found.layer(values, var)
+    is_call = isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op)
+    if is_call and is_image(var):
         reader = _READERS.get(value.op.name.removeprefix("relax."))
-        layer = reader(var, value) if reader else None
+        found = reader(var, value) if reader else None
     elif isinstance(value, relax.Var) and is_image(var):
-        layer = Layer(operator=View(), inputs=(value,), output=var)
-    if layer is None or not all(
-        isinstance(item, relax.Var) and is_image(item) for item in layer.inputs
+        found = Read(operator=View(), inputs=(value,))
+    if found is not None and not all(
+        isinstance(item, relax.Var) and is_image(item) for item in found.inputs
     ):
-        layer = Layer(operator=Foreign(), inputs=tuple(variables(value)), output=var)
-    return replace(layer, bindings=((var, value),))
+        found = None
+    if found is None and isinstance(value, relax.Call):
+        found = read_plain(value, made)
+    if found is None:
+        names = (value.op.name.removeprefix("relax."),) if is_call else ()
+        found = Read(operator=Foreign(names=names), inputs=tuple(variables(value)))
+    return found.layer(values, var)
 
 
-def _read_integers(var: relax.Var, value: relax.Expr) -> Layer | None:
-    """The layer of an operator on integers."""
+def _read_integers(value: relax.Expr) -> Read | None:
+    """What an operator on integers does."""
     found = integer_operator(value)
     if found is None:
         return None
     operator, inputs = found
     if isinstance(operator, integer.IntegerFlatten):
-        return Layer(operator=View(), inputs=tuple(inputs), output=var)
+        return Read(operator=View(), inputs=tuple(inputs))
     reads_numbers = isinstance(operator, integer.ToIntegers)
     makes_numbers = isinstance(operator, integer.FromIntegers)
-    return Layer(
+    return Read(
         operator=operator,
         inputs=tuple(inputs),
-        output=var,
         element=FLOAT32 if makes_numbers else INT8,
         reads=FLOAT32 if reads_numbers else INT8,
     )
 
 
-def _read_cast(var: relax.Var, value: relax.Expr) -> Layer | None:
-    """The layer of a `relax.quantize` or `relax.dequantize` of a whole image, by one scale."""
+def _read_cast(var: relax.Var, value: relax.Expr) -> Read | None:
+    """What a `relax.quantize` or `relax.dequantize` of a whole image does, by one scale."""
     if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
         return None
     kind = {"relax.quantize": Quantize, "relax.dequantize": Dequantize}.get(value.op.name)
@@ -220,8 +244,9 @@ def _read_cast(var: relax.Var, value: relax.Expr) -> Layer | None:
         scale=float(scale.reshape(())),
         zero_point=int(zero_point.reshape(())),
         dtype=str(integers.ty.dtype),
+        names=(value.op.name.removeprefix("relax."),),
     )
-    return Layer(operator=operator, inputs=(value.args[0],), output=var)
+    return Read(operator=operator, inputs=(value.args[0],))
 
 
 _CHANNELS_FIRST = ("NCHW", "NCW")
@@ -244,13 +269,13 @@ def _with_rows(weight: np.ndarray) -> np.ndarray:
     return weight if weight.ndim == 4 else weight[:, :, None]
 
 
-def _convolution(var: relax.Var, call: relax.Call) -> Layer | None:
+def _convolution(_var: relax.Var, call: relax.Call) -> Read | None:
     attrs, weight = call.attrs, constant_of(call.args[1])
     if weight is None or attrs.data_layout not in _CHANNELS_FIRST:
         return None
     if attrs.kernel_layout not in ("OIHW", "OIW"):
         return None
-    return Layer(
+    return Read(
         operator=Convolution(
             weight=_with_rows(weight),
             bias=None,
@@ -260,11 +285,10 @@ def _convolution(var: relax.Var, call: relax.Call) -> Layer | None:
             groups=int(attrs.groups),
         ),
         inputs=(call.args[0],),
-        output=var,
     )
 
 
-def _transposed(var: relax.Var, call: relax.Call) -> Layer | None:
+def _transposed(_var: relax.Var, call: relax.Call) -> Read | None:
     attrs, weight = call.attrs, constant_of(call.args[1])
     if weight is None or attrs.data_layout not in _CHANNELS_FIRST:
         return None
@@ -284,10 +308,10 @@ def _transposed(var: relax.Var, call: relax.Call) -> Layer | None:
         dilation=(1, 1),
         groups=groups,
     )
-    return Layer(operator=operator, inputs=(call.args[0],), output=var)
+    return Read(operator=operator, inputs=(call.args[0],))
 
 
-def _matmul(var: relax.Var, call: relax.Call) -> Layer | None:
+def _matmul(_var: relax.Var, call: relax.Call) -> Read | None:
     data, weight = call.args[0], constant_of(call.args[1])
     if weight is None or weight.ndim != 2 or len(shape_of(data)) != 2:
         return None
@@ -299,10 +323,10 @@ def _matmul(var: relax.Var, call: relax.Call) -> Layer | None:
         dilation=(1, 1),
         groups=1,
     )
-    return Layer(operator=operator, inputs=(data,), output=var)
+    return Read(operator=operator, inputs=(data,))
 
 
-def _pool(kind: str, var: relax.Var, call: relax.Call) -> Layer | None:
+def _pool(kind: str, var: relax.Var, call: relax.Call) -> Read | None:
     attrs = call.attrs
     if attrs.layout not in _CHANNELS_FIRST:
         return None
@@ -320,11 +344,11 @@ def _pool(kind: str, var: relax.Var, call: relax.Call) -> Layer | None:
         return None
     whole = operator.kernel == extent(call.args[0])[2:] and extent(var)[2:] == (1, 1)
     if whole and (*operator.before, *operator.after) == (0, 0, 0, 0):
-        return Layer(operator=GlobalPooling(kind=kind), inputs=(call.args[0],), output=var)
-    return Layer(operator=operator, inputs=(call.args[0],), output=var)
+        return Read(operator=GlobalPooling(kind=kind), inputs=(call.args[0],))
+    return Read(operator=operator, inputs=(call.args[0],))
 
 
-def _over_image(kind: str, var: relax.Var, call: relax.Call) -> Layer | None:
+def _over_image(kind: str, var: relax.Var, call: relax.Call) -> Read | None:
     data = call.args[0]
     rank = len(shape_of(data))
     axes = sorted(int(axis) % rank for axis in call.attrs.axis or ()) if rank > 2 else []
@@ -333,16 +357,16 @@ def _over_image(kind: str, var: relax.Var, call: relax.Call) -> Layer | None:
     if extent(var) != (*extent(data)[:2], 1, 1):
         # The result is a matrix (N, C), whose rows are pixels of one image; see `extent`.
         return None
-    return Layer(operator=GlobalPooling(kind=kind), inputs=(data,), output=var)
+    return Read(operator=GlobalPooling(kind=kind), inputs=(data,))
 
 
-def _adaptive(var: relax.Var, call: relax.Call) -> Layer | None:
+def _adaptive(var: relax.Var, call: relax.Call) -> Read | None:
     if extent(var)[2:] != (1, 1) or call.attrs.layout not in _CHANNELS_FIRST:
         return None
-    return Layer(operator=GlobalPooling(kind="average"), inputs=(call.args[0],), output=var)
+    return Read(operator=GlobalPooling(kind="average"), inputs=(call.args[0],))
 
 
-def resampling(call: relax.Call) -> Resampling | None:
+def _resampling(call: relax.Call) -> Resampling | None:
     """What a call of `image.resize2d` does to an image."""
     attrs, data = call.attrs, call.args[0]
     if attrs.layout != "NCHW" or not is_image(data):
@@ -363,17 +387,31 @@ def resampling(call: relax.Call) -> Resampling | None:
         rows=resize.axis(height, out_height, (top, bottom), scales[0]),
         columns=resize.axis(width, out_width, (left, right), scales[1]),
         outside=float(attrs.extrapolation_value),
+        repeats=_repeats(call),
     )
 
 
-def _resize(var: relax.Var, call: relax.Call) -> Layer | None:
-    operator = resampling(call)
+def _repeats(call: relax.Call) -> bool:
+    """Whether each pixel is repeated, 2 or 4 times along a row: TVM's schedule knows these."""
+    attrs, sizes, out = call.attrs, extent(call.args[0])[2:], extent(call)[2:]
+    modes = (attrs.method, attrs.coordinate_transformation_mode, attrs.rounding_method)
+    if modes != ("nearest_neighbor", "asymmetric", "floor"):
+        return False
+    given = [float(scale) for scale in attrs.roi][2:]
+    exact = all(
+        scale in (0, result / size) for scale, size, result in zip(given, sizes, out, strict=True)
+    )
+    return exact and out[1] in (2 * sizes[1], 4 * sizes[1])
+
+
+def _resize(_var: relax.Var, call: relax.Call) -> Read | None:
+    operator = _resampling(call)
     if operator is None:
         return None
-    return Layer(operator=operator, inputs=(call.args[0],), output=var)
+    return Read(operator=operator, inputs=(call.args[0],))
 
 
-def _pad(var: relax.Var, call: relax.Call) -> Layer | None:
+def _pad(_var: relax.Var, call: relax.Call) -> Read | None:
     attrs, (data,) = call.attrs, call.args
     widths = [int(width) for width in attrs.pad_width]
     if len(widths) not in (6, 8) or any(widths[:4]) or not is_image(data):
@@ -386,19 +424,19 @@ def _pad(var: relax.Var, call: relax.Call) -> Layer | None:
         columns=padded(kind, width, *widths[-2:]),
         outside=float(attrs.pad_value),
     )
-    return Layer(operator=operator, inputs=(data,), output=var)
+    return Read(operator=operator, inputs=(data,))
 
 
-def _concat(var: relax.Var, call: relax.Call) -> Layer | None:
+def _concat(var: relax.Var, call: relax.Call) -> Read | None:
     inputs = tuple(variables(call.args[0]))
     rank = len(shape_of(var))
     axis = int(call.attrs.axis) % rank if call.attrs.axis is not None else 0
     if axis != 1 or len(inputs) != len(call.args[0].fields) or not all(map(is_image, inputs)):
         return None
-    return Layer(operator=Concatenation(), inputs=inputs, output=var)
+    return Read(operator=Concatenation(), inputs=inputs)
 
 
-def _slice(var: relax.Var, call: relax.Call) -> Layer | None:
+def _slice(var: relax.Var, call: relax.Call) -> Read | None:
     data, axes, begin, *_ = call.args
     strides = [int(step) for step in call.args[4]] if len(call.args) > 4 else [1]
     shape = shape_of(data)
@@ -412,21 +450,21 @@ def _slice(var: relax.Var, call: relax.Call) -> Layer | None:
         axis for axis, (new, old) in enumerate(zip(shape_of(var), shape, strict=True)) if new != old
     ]
     if sliced in ([], [1]):
-        return Layer(operator=Slice(first=first[1]), inputs=(data,), output=var)
+        return Read(operator=Slice(first=first[1]), inputs=(data,))
     if min(sliced) < 2:
         return None
-    return Layer(operator=Crop(first=_pair(first[2:], 0)), inputs=(data,), output=var)
+    return Read(operator=Crop(first=_pair(first[2:], 0)), inputs=(data,))
 
 
-def _view(var: relax.Var, call: relax.Call) -> Layer | None:
+def _view(var: relax.Var, call: relax.Call) -> Read | None:
     data = call.args[0]
     if not isinstance(data, relax.Var) or not is_image(data) or not same_bytes(data, var):
         return None
-    return Layer(operator=View(), inputs=(data,), output=var)
+    return Read(operator=View(), inputs=(data,))
 
 
-def _pointwise(name: str, var: relax.Var, arguments: Sequence[relax.Expr]) -> Layer | None:
-    """A layer of one operation, whose input is its first argument of the result's shape."""
+def _pointwise(name: str, var: relax.Var, arguments: Sequence[relax.Expr]) -> Read | None:
+    """One operation, whose input is its first argument of the result's shape."""
     full = extent(var)
     operands: list[relax.Var] = []
     constants: list[np.ndarray] = []
@@ -461,10 +499,9 @@ def _pointwise(name: str, var: relax.Var, arguments: Sequence[relax.Expr]) -> La
             operands.append(argument)
     if not inputs:
         return None
-    return Layer(
+    return Read(
         operator=Pointwise(),
         inputs=tuple(inputs),
-        output=var,
         expression=(Operation(name=name, arguments=tuple(refer)),),
         operands=tuple(operands),
         constants=tuple(constants),
@@ -479,14 +516,13 @@ def _per_channel(value: np.ndarray, rank: int, channels: int) -> np.ndarray | No
     return value.reshape(channels)
 
 
-def _clip(var: relax.Var, call: relax.Call) -> Layer | None:
+def _clip(_var: relax.Var, call: relax.Call) -> Read | None:
     if not isinstance(call.args[0], relax.Var) or not is_image(call.args[0]):
         return None
     low, high = (Scalar(value=float(arg.value)) for arg in call.args[1:])
-    return Layer(
+    return Read(
         operator=Pointwise(),
         inputs=(call.args[0],),
-        output=var,
         expression=(
             Operation(name="maximum", arguments=(Step(index=0), low)),
             Operation(name="minimum", arguments=(Step(index=1), high)),
@@ -494,15 +530,15 @@ def _clip(var: relax.Var, call: relax.Call) -> Layer | None:
     )
 
 
-def _with_scalar(name: str, scalar: float, var: relax.Var, call: relax.Call) -> Layer | None:
-    layer = _pointwise(name, var, call.args)
-    if layer is None:
+def _with_scalar(name: str, scalar: float, var: relax.Var, call: relax.Call) -> Read | None:
+    read = _pointwise(name, var, call.args)
+    if read is None:
         return None
     operation = Operation(name=name, arguments=(Step(index=0), Scalar(value=scalar)))
-    return Layer(operator=layer.operator, inputs=layer.inputs, output=var, expression=(operation,))
+    return replace(read, expression=(operation,))
 
 
-def _prelu(var: relax.Var, call: relax.Call) -> Layer | None:
+def _prelu(var: relax.Var, call: relax.Call) -> Read | None:
     if int(call.attrs.axis) != 1:
         return None
     slope = constant_of(call.args[1])
@@ -513,13 +549,13 @@ def _prelu(var: relax.Var, call: relax.Call) -> Layer | None:
     return _pointwise("prelu", var, [call.args[0], relax.const(shaped)])
 
 
-def _same_name(name: str, var: relax.Var, call: relax.Call) -> Layer | None:
+def _same_name(name: str, var: relax.Var, call: relax.Call) -> Read | None:
     return _pointwise(name, var, call.args)
 
 
 # Functions that Relax has among its operators of networks.
 _OF_NETWORKS = ("silu", "gelu", "gelu_tanh")
-_READERS: dict[str, Callable[[relax.Var, relax.Call], Layer | None]] = {
+_READERS: dict[str, Callable[[relax.Var, relax.Call], Read | None]] = {
     "nn.conv1d": _convolution,
     "nn.conv2d": _convolution,
     "nn.conv1d_transpose": _transposed,

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tvm
 from tvm import relax
 
 from edgepack.compiler.layers.fuse import MAX_STEPS, reads_start, without_first
-from edgepack.compiler.layers.layer import Foreign, Value
-from edgepack.compiler.layers.sums import Sums, sums_of
+from edgepack.compiler.layers.layer import DynamicSums, RowProduct
+from edgepack.compiler.layers.plain import Read, read_plain
+from edgepack.compiler.layers.sums import sums_of
 from edgepack.compiler.layers.tensors import constant_of, shape_of, variables
 from edgepack.compiler.tiles.expression import (
     FUNCTIONS,
     Argument,
-    Expression,
     Operand,
     Operation,
     PerChannel,
@@ -29,53 +29,33 @@ from edgepack.compiler.tiles.expression import (
     Step,
 )
 
-Binding = tuple[Value, relax.Expr]
+Binding = tuple[relax.Var, relax.Expr]
 # Smaller products of two matrices stay layers.
 _FEWEST_ROWS = 4
 _FEWEST_COLUMNS = 16
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RowProduct(Foreign):
-    """A `relax.matmul`, a `bias` (one value per column) and the arithmetic on each result.
+class RowChain:
+    """A product with all that follows it, and the bindings that it stands for.
 
-    `expression` refers to `constants`, one value per column each, and to `operands`, tensors of the
-    result's shape. If there is no kernel for all of it at once its bindings stay.
-
-    Or a call of `sums`, made float32: without a bias, and operands may be one number, or one for
-    each column. Columns are the channels of images then, which have no operands of their shape.
+    The product is a `layer.RowProduct`, or converted `layer.DynamicSums`: those have no bias, and
+    operands may be one number, or one for each column. Columns are the channels of images then,
+    which have no operands of their shape.
     """
 
-    product: relax.Call
-    bias: np.ndarray | None
-    expression: Expression
-    operands: tuple[Value, ...]
-    constants: tuple[np.ndarray, ...] = field(repr=False)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RowChain:
-    """A product with all that follows it, and the bindings that it stands for."""
-
-    operator: RowProduct
+    read: Read
     bindings: tuple[Binding, ...]
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        """What it reads."""
-        made = {var for var, _ in self.bindings}
-        read = (var for _, value in self.bindings for var in variables(value))
-        return tuple(dict.fromkeys(var for var in read if var not in made))
 
 
 def row_chains(
-    bindings: Sequence[Binding], outputs: Sequence[Value], *, matrices_in_rows: bool = True
-) -> dict[Value, RowChain]:
+    bindings: Sequence[Binding], outputs: Sequence[relax.Var], *, matrices_in_rows: bool = True
+) -> dict[relax.Var, RowChain]:
     """The products of a function that something follows, by the last result.
 
     Of those of two matrices, which can be layers as well, only if `matrices_in_rows`.
     """
-    readers = defaultdict[Value, list[int]](list)
+    readers = defaultdict[relax.Var, list[int]](list)
     for index, (_, value) in enumerate(bindings):
         for var in dict.fromkeys(variables(value)):
             readers[var].append(index)
@@ -86,18 +66,19 @@ def row_chains(
     for index in reversed(range(len(bindings))):
         product = bindings[index][1]
         if _is_product(product, made if matrices_in_rows else {}):
-            inside = _followed(bindings, index, readers, kept, taken)
+            read = read_plain(product, made)
+            inside = None
+            if read is not None:
+                inside = _followed(bindings, index, read, readers, kept, taken)
             if inside is not None:
-                operator, indices = inside
+                read, indices = inside
                 taken.update(indices)
-                chain = RowChain(
-                    operator=operator, bindings=tuple(bindings[i] for i in sorted(indices))
-                )
+                chain = RowChain(read=read, bindings=tuple(bindings[i] for i in sorted(indices)))
                 found[chain.bindings[-1][0]] = chain
     return found
 
 
-def _is_product(value: relax.Expr, made: Mapping[Value, relax.Expr]) -> bool:
+def _is_product(value: relax.Expr, made: Mapping[relax.Var, relax.Expr]) -> bool:
     """A product of float32 that is no convolution of 1x1, as one of two matrices is; sums of
     integers.
 
@@ -122,13 +103,14 @@ def _is_product(value: relax.Expr, made: Mapping[Value, relax.Expr]) -> bool:
 def _followed(
     bindings: Sequence[Binding],
     first: int,
-    readers: dict[Value, list[int]],
-    kept: Counter[Value],
+    product: Read,
+    readers: dict[relax.Var, list[int]],
+    kept: Counter[relax.Var],
     taken: set[int],
-) -> tuple[RowProduct, set[int]] | None:
+) -> tuple[Read, set[int]] | None:
     """The longest chain from a product on whose results inside are read by nothing else, and the
     numbers of its bindings; those in `taken` are none of it."""
-    steps = _Steps(bindings[first])
+    steps = _Steps(bindings[first][0], product)
     inside, pending = {first}, set(readers[bindings[first][0]])
     best = None
     while pending:
@@ -140,24 +122,25 @@ def _followed(
         pending |= set(readers[bindings[index][0]]) - inside
         before = [bindings[i][0] for i in inside if i != index]
         if all(inside.issuperset(readers[var]) and not kept[var] for var in before):
-            best = steps.operator(), set(inside)
+            best = steps.read(), set(inside)
     return best
 
 
 class _Steps:
     """The arithmetic on a product's results, as it grows."""
 
-    def __init__(self, product: Binding) -> None:
-        var, self.product = product
+    def __init__(self, var: relax.Var, product: Read) -> None:
+        self.product = product
         self.shape = shape_of(var)
-        self.sums: Sums | None = sums_of(self.product)
+        operator = product.operator
+        self.sums = operator if isinstance(operator, DynamicSums) else None
         self.axis = 1 if self.sums and not self.sums.in_rows else -1
-        self.steps: dict[Value, int] = {var: 0}
+        self.steps: dict[relax.Var, int] = {var: 0}
         self.expression: list[Operation] = []
-        self.operands: list[Value] = []
+        self.operands: list[relax.Var] = []
         self.constants: list[np.ndarray] = []
 
-    def absorb(self, var: Value, value: relax.Expr) -> bool:
+    def absorb(self, var: relax.Var, value: relax.Expr) -> bool:
         """Whether a binding is arithmetic on what there is so far; it is one more step then.
 
         Reshapes that keep the columns are none.
@@ -241,7 +224,8 @@ class _Steps:
         self.constants.append(constant.reshape(columns))
         return PerChannel(index=len(self.constants) - 1)
 
-    def operator(self) -> RowProduct:
+    def read(self) -> Read:
+        """The product with all that there is so far."""
         expression, bias = tuple(self.expression), None
         first = expression[0].name if expression and not self.sums else ""
         if first == "add" and not reads_start(expression[1:]):
@@ -263,9 +247,15 @@ class _Steps:
                 return PerChannel(index=used.index(argument.index))
             return argument
 
-        return RowProduct(
-            product=self.product,
-            bias=bias,
+        operator = self.product.operator
+        if isinstance(operator, RowProduct):
+            operator = replace(operator, bias=bias)
+        else:
+            assert isinstance(operator, DynamicSums)
+            operator = replace(operator, converted=True)
+        return replace(
+            self.product,
+            operator=operator,
             expression=tuple(
                 Operation(name=operation.name, arguments=tuple(map(moved, operation.arguments)))
                 for operation in expression

@@ -12,8 +12,8 @@ from edgepack.compiler.layers.layer import (
     Streamed,
     TransposedConvolution,
 )
-from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.tiles.expression import Operand, Operation
+from edgepack.compiler.value import extent
 
 
 def signature_of(layer: Layer) -> str:

@@ -1,43 +1,14 @@
-"""Tensors read where they lie: what reshapes, transpositions and slices do to places in memory.
-
-As numpy has it, a view of an array is where its first element is, and how many elements further the
-next one along each axis is. So numpy itself is asked: an array of bytes stands for the tensor.
-"""
+"""Of which tensor's memory a value of Relax is a view, through the operators that move nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from tvm import relax
 
-from edgepack.compiler.layers.layer import Value
+from edgepack.compiler.layers.places import Places, View, broadcast, places, reshaped, transposed
 from edgepack.compiler.layers.tensors import constant_of, shape_of
-
-# Makes a view of a view; None where elements would have to move.
-View = Callable[[np.ndarray], np.ndarray | None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Places:
-    """Where the elements of a tensor of `shape` lie in another one's memory.
-
-    The first is element `offset` there, and the next along an axis so many further as `strides`
-    says: 0 where it is the same one again.
-    """
-
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowsAt:
-    """Where the rows of a matrix lie: from one element on, each so many further than the last."""
-
-    first: int
-    step: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,7 +16,7 @@ class Source:
     """A way to have a value: as `views`, the latest one first, of the variable `value`, times
     `factor`."""
 
-    value: Value
+    value: relax.Var
     views: tuple[View, ...] = ()
     factor: float = 1.0
 
@@ -58,45 +29,7 @@ class Source:
         return places(shape_of(self.value), [*before, *reversed(self.views), *behind])
 
 
-def places(shape: Sequence[int], views: Sequence[View]) -> Places | None:
-    """Where the elements of views of views of a tensor of `shape` lie in its memory."""
-    tensor = np.empty(shape, "int8")  # of bytes: strides are elements
-    view = tensor
-    for make in views:
-        made = make(view)
-        if made is None:
-            return None
-        view = made
-    offset = view.__array_interface__["data"][0] - tensor.__array_interface__["data"][0]
-    return Places(offset=offset, shape=view.shape, strides=view.strides)
-
-
-def reshaped(shape: Sequence[int]) -> View:
-    """In another shape."""
-
-    def view(tensor: np.ndarray) -> np.ndarray | None:
-        made = tensor.reshape(shape)
-        return made if np.may_share_memory(made, tensor) else None
-
-    return view
-
-
-def broadcast(shape: Sequence[int]) -> View:
-    """Repeated along axes of extent 1, and new ones in front, until it is of `shape`."""
-    return lambda tensor: np.broadcast_to(tensor, tuple(shape))
-
-
-def transposed(axes: Sequence[int]) -> View:
-    """With its axes in another order."""
-    return lambda tensor: tensor.transpose(axes)
-
-
-def columns(first: int, count: int) -> View:
-    """Some places along the last axis."""
-    return lambda tensor: tensor[..., first : first + count]
-
-
-def sources(value: relax.Expr, made: Mapping[Value, relax.Expr]) -> list[Source]:
+def sources(value: relax.Expr, made: Mapping[relax.Var, relax.Expr]) -> list[Source]:
     """All ways to have a value, itself first; `made` has the expressions of variables."""
     if not isinstance(value, relax.Var):
         return []
@@ -109,7 +42,7 @@ def sources(value: relax.Expr, made: Mapping[Value, relax.Expr]) -> list[Source]
     return found
 
 
-def _step(var: Value, call: relax.Expr | None) -> tuple[Value, View | None, float] | None:
+def _step(var: relax.Var, call: relax.Expr | None) -> tuple[relax.Var, View | None, float] | None:
     """What a variable, which is the result of a call, is a view or a multiple of."""
     if not isinstance(call, relax.Call) or not hasattr(call.op, "name"):
         return None
@@ -135,7 +68,7 @@ def _step(var: Value, call: relax.Expr | None) -> tuple[Value, View | None, floa
     return None if view is None else (data, view, 1.0)
 
 
-def factor_of(call: relax.Expr | None) -> tuple[Value, float] | None:
+def factor_of(call: relax.Expr | None) -> tuple[relax.Var, float] | None:
     """The variable that a call multiplies by a number, and that number, which is not 0."""
     name = getattr(getattr(call, "op", None), "name", "").removeprefix("relax.")
     if call is None or name not in ("multiply", "divide"):

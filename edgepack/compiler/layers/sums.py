@@ -11,14 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import tvm
 from tvm import relax
 
-from edgepack.compiler.layers.tensors import constant_of, shape_of
+from edgepack.compiler.layers.tensors import constant_of, packed_name, shape_of
 
 _SUMS = "edgepack.sums"
 _RANGE = "edgepack.range"
-_INTEGERS = "edgepack.range_integers"
+_INTEGERS = "edgepack.quantize"
+# What only rules can make.
+NAMES = frozenset({_SUMS, _RANGE, _INTEGERS})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -100,6 +101,4 @@ def is_integers(expr: relax.Expr) -> bool:
 
 
 def _is(expr: relax.Expr, name: str) -> bool:
-    call = isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op)
-    packed = call and expr.op.name == "relax.call_dps_packed"
-    return bool(packed and expr.args[0].global_symbol == name)
+    return packed_name(expr) == name

@@ -9,6 +9,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from edgepack.compiler.origin import origin_of
+from edgepack.compiler.value import Origin, Value, extent_of
+
 
 def shape_of(value: relax.Expr) -> tuple[int, ...]:
     """The static shape of a tensor; () for what is no tensor or not static."""
@@ -30,24 +33,20 @@ def shape_of_type(ty: relax.Type) -> tuple[int, ...]:
     return tuple(int(dim.value) for dim in dims)
 
 
+def dtype_of(value: relax.Expr) -> str:
+    """The type of a tensor's elements; "" for what is no tensor."""
+    return str(getattr(value.ty, "dtype", "") or "")
+
+
 def is_image(value: relax.Expr) -> bool:
-    """Whether layers can read and write a tensor: float32 and not empty; (N, C, H, W), a sequence
-    (N, C, L), or (N, C)."""
+    """`value.is_image` for a tensor of Relax."""
     shape = shape_of(value)
-    return len(shape) in (2, 3, 4) and str(value.ty.dtype) == "float32" and math.prod(shape) > 0
+    return len(shape) in (2, 3, 4) and dtype_of(value) == "float32" and math.prod(shape) > 0
 
 
 def extent(value: relax.Expr) -> tuple[int, int, int, int]:
-    """(N, C, H, W) of an image. A sequence is one row of pixels, in memory as well.
-
-    A matrix (N, C) is an image (1, C, 1, N): its rows are pixels. So a matrix product is tiled over
-    rows too, and reads its weights once for several rows.
-    """
-    shape = shape_of(value)
-    if len(shape) == 2:
-        return 1, shape[1], 1, shape[0]
-    n, c, *rows, w = shape
-    return n, c, rows[0] if rows else 1, w
+    """(N, C, H, W) of an image; see `value.extent_of`."""
+    return extent_of(shape_of(value))
 
 
 def same_bytes(one: relax.Expr, other: relax.Expr) -> bool:
@@ -66,6 +65,14 @@ def constant_of(expr: relax.Expr) -> np.ndarray | None:
     return expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else None
 
 
+def packed_name(expr: relax.Expr) -> str:
+    """The name of a function of ours that an expression calls, which no pass looks into; "" for
+    any other expression."""
+    call = isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op)
+    packed = call and expr.op.name == "relax.call_dps_packed"
+    return str(expr.args[0].global_symbol) if packed else ""
+
+
 def variables(expr: relax.Expr) -> list[relax.Var]:
     """The variables an expression reads, in order."""
     if isinstance(expr, relax.Var):
@@ -77,3 +84,28 @@ def variables(expr: relax.Expr) -> list[relax.Var]:
     if isinstance(expr, relax.Call):
         return [var for arg in expr.args for var in variables(arg)]
     return []
+
+
+class ValueTable:
+    """The values that stand for a function's variables, and what those are bound to."""
+
+    def __init__(self) -> None:
+        self._of: dict[relax.Var, Value] = {}
+        self.expressions: dict[Value, relax.Expr] = {}
+
+    def of(self, var: relax.Var) -> Value:
+        """The value of a variable; one that nothing was bound to is given to the function."""
+        if var not in self._of:
+            self._of[var] = _value(var)
+        return self._of[var]
+
+    def bind(self, var: relax.Var, expr: relax.Expr) -> Value:
+        """The value of a variable that is bound to an expression."""
+        if var not in self._of:
+            self._of[var] = _value(var, origin_of(expr))
+        self.expressions[self._of[var]] = expr
+        return self._of[var]
+
+
+def _value(var: relax.Var, origin: Origin | None = None) -> Value:
+    return Value(name=var.name, shape=shape_of(var), dtype=dtype_of(var), origin=origin)

@@ -11,8 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tvm import relax
-
 from edgepack.compiler.layers.layer import (
     Concatenation,
     Convolution,
@@ -24,13 +22,12 @@ from edgepack.compiler.layers.layer import (
     Pooling,
     Resampling,
     Slice,
-    Value,
 )
-from edgepack.compiler.layers.tensors import extent, shape_of
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import ELEMENTS
 from edgepack.compiler.tiles.layout import Blocked
 from edgepack.compiler.tiles.product import choose_tile
+from edgepack.compiler.value import Value, extent
 
 # The part of a region's cycles that has to be left where bytes move: the cost model is no better
 # than that (a guess).
@@ -91,7 +88,7 @@ def turn(layers: Sequence[Layer], outputs: Sequence[Value], cpu: CpuModel) -> Tu
 
 def _twin(value: Value) -> Value:
     n, c, h, w = extent(value)
-    return relax.Var(f"{value.name}_turned", relax.TensorType([n, c, w, h], value.ty.dtype))
+    return Value(name=f"{value.name}_turned", shape=(n, c, w, h), dtype=value.dtype)
 
 
 def _images(layer: Layer) -> list[Value]:
@@ -102,13 +99,10 @@ def _images(layer: Layer) -> list[Value]:
 
 def _turns(layer: Layer) -> bool:
     """Whether a reshape makes an image of one column of a sequence, or the other way round."""
-    if not isinstance(layer.operator, Foreign) or len(layer.bindings) != 1:
+    names = {("reshape",), ("squeeze",), ("expand_dims",)}
+    if not isinstance(layer.operator, Foreign) or layer.operator.names not in names:
         return False
-    value = layer.bindings[0][1]
-    names = ("relax.reshape", "relax.squeeze", "relax.expand_dims")
-    if not isinstance(value, relax.Call) or getattr(value.op, "name", "") not in names:
-        return False
-    shapes = [shape_of(var) for var in (*layer.inputs, layer.output)]
+    shapes = [var.shape for var in (*layer.inputs, layer.output)]
     if len(shapes) != 2 or {len(shape) for shape in shapes} != {3, 4}:
         return False
     sequence, image = sorted(shapes, key=len)
@@ -134,7 +128,7 @@ def _regions(layers: Sequence[Layer]) -> Iterable[list[Layer]]:
     for layer in members:
         regions[root(_images(layer)[0])].append(layer)
     for region in regions.values():
-        if all(len(shape_of(value)) == 4 for layer in region for value in _images(layer)):
+        if all(len(value.shape) == 4 for layer in region for value in _images(layer)):
             yield region
 
 
@@ -165,7 +159,7 @@ def _cycles(layer: Layer, cpu: CpuModel, *, turned: bool) -> float:
     operator = layer.operator
     assert isinstance(operator, Convolution)
     batch, channels, height, width = extent(layer.output)
-    element = ELEMENTS[str(layer.output.ty.dtype)]
+    element = ELEMENTS[layer.output.dtype]
     block = cpu.block(channels, element)
     output = Blocked(
         element=element,

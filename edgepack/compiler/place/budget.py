@@ -21,9 +21,9 @@ from tvm import relax
 from edgepack.compiler.choices import FRESH, Choices, Ranked, Way
 from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.layers.signature import signature_of
-from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules.rule import Rule
 from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.value import extent
 
 # Parts that the bytes are counted in.
 _PARTS = 2048

@@ -7,7 +7,7 @@ tensor is packed into the blocked layout or unpacked from it, once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import tvm
@@ -20,14 +20,12 @@ from edgepack.compiler.backend.report import LayerReport, Stored
 from edgepack.compiler.backend.storage import joint as joint_of
 from edgepack.compiler.backend.storage import view
 from edgepack.compiler.choices import NO_CHOICES, UNLIMITED, Choices
-from edgepack.compiler.layers.attention import FEWEST_QUERIES, Attention
-from edgepack.compiler.layers.layer import Layer, Value
-from edgepack.compiler.layers.rows import RowProduct
+from edgepack.compiler.layers import sums
+from edgepack.compiler.layers.layer import Layer
 from edgepack.compiler.layers.signature import signature_of
-from edgepack.compiler.layers.strided import RowsAt
-from edgepack.compiler.layers.tensors import shape_of, shape_of_type, variables
-from edgepack.compiler.origin import Origin, merge, origin_of
-from edgepack.compiler.place.known import key_of, key_of_site
+from edgepack.compiler.layers.tensors import ValueTable, packed_name, shape_of, shape_of_type
+from edgepack.compiler.origin import origin_of
+from edgepack.compiler.place.known import key_of_site
 from edgepack.compiler.place.placement import (
     JointOf,
     PlacedLayer,
@@ -36,18 +34,12 @@ from edgepack.compiler.place.placement import (
     place_layers,
 )
 from edgepack.compiler.precision import FULL, Precision
-from edgepack.compiler.rules import (
-    attention,
-    few_queries,
-    integer_sums,
-    joint,
-    layout_transform,
-    matrices,
-)
-from edgepack.compiler.rules.rule import LayerKernel, PlainKernel, Rule, product
-from edgepack.compiler.rules.table import PLAIN, RULES
+from edgepack.compiler.rules import joint, layout_transform
+from edgepack.compiler.rules.rule import LayerKernel, RowsSite, Rule, product
+from edgepack.compiler.rules.table import RULES
 from edgepack.compiler.tiles.cpu import cpu_model
 from edgepack.compiler.tiles.layout import Blocked
+from edgepack.compiler.value import Origin, Value
 
 # What reports call the kernels that change a tensor's layout.
 LAYOUT = "layout"
@@ -138,10 +130,7 @@ class _Emitter:
         self.builder = relax.BlockBuilder()
         self.kernels = _Kernels()
         self.reports: list[LayerReport] = []
-        self.results = _results(main)
-        self.outputs = {self.placement.root(value) for value in variables(main.body.body)}
-        # Values whose rows lie in a larger tensor, which `plain` has for them.
-        self.in_steps: dict[Value, RowsAt] = {}
+        self.results = _results(main, placement.values)
         # Values whose pixels the cores shared when they were made; see `LayerSite`.
         self.by_pixels: set[Value] = set()
         # Where each value is, in the new function: plain as the model has it, or blocked.
@@ -156,7 +145,7 @@ class _Emitter:
         """Emit everything in order; only what is needed in another layout is converted."""
         parameters = [relax.Var(p.name, p.ty) for p in self.main.params]
         for old, new in zip(self.main.params, parameters, strict=True):
-            self.plain[old] = new
+            self.plain[self.placement.values.of(old)] = new
         with self.builder.function("main", parameters, attrs=dict(self.main.attrs or {})):
             with self.builder.dataflow():
                 for index, placed in enumerate(self.placement.layers):
@@ -167,58 +156,71 @@ class _Emitter:
 
     def _layer(self, placed: PlacedLayer, index: int) -> None:
         layer, rule = placed.layer, placed.rule
-        if isinstance(layer.operator, Attention):
-            self._attention(layer, layer.operator)
-            return
-        if isinstance(layer.operator, RowProduct) and self._rows(layer, layer.operator):
-            return
         if rule is None:
-            for var, value in layer.bindings:
-                if layer.is_reshape and layer.inputs[0] in self.in_steps:
-                    self.plain[var] = self.plain[layer.inputs[0]]
-                    self.in_steps[var] = self.in_steps[layer.inputs[0]]
-                elif var in self.placement.layouts and _order(value) in _TO_FIRST:
-                    self.turned[var] = value
-                else:
-                    self.plain[var] = self._on_plain(var, value)
+            value = layer.output
+            expression = self.placement.values.expressions[value]
+            if value in self.placement.layouts and _order(expression) in _TO_FIRST:
+                self.turned[value] = expression
+            else:
+                self.plain[value] = self._by_tvm(value, expression)
         elif placed.alias is not None:
             self.blocked[layer.output] = self.builder.emit(self._shared(layer, placed.alias))
         else:
-            self._kernel(layer, rule, index)
+            origin = layer.origin
+            if origin is not None:
+                what = f"making the kernel of {origin.operator} '{origin.name}'"
+                apart.at(what, index, len(self.placement.layers))
+            if rule.rows is not None:
+                self._of_rows(layer, rule, rule.rows(layer, self.cpu))
+            else:
+                self._of_images(layer, rule)
 
-    def _kernel(self, layer: Layer, rule: Rule, index: int) -> None:
-        """Call the kernel of a layer, which is the one at `index`."""
-        origin = merge(origin_of(value) for _, value in layer.bindings)
-        if origin is not None:
-            what = f"making the kernel of {origin.operator} '{origin.name}'"
-            apart.at(what, index, len(self.placement.layers))
+    def _of_images(self, layer: Layer, rule: Rule) -> None:
+        """Call the kernel of a layer that reads and makes blocks of channels."""
         site = self.placement.site(layer, by_pixels=layer.inputs[0] in self.by_pixels)
         kernel = rule.make(site)
         if kernel.by_pixels:
             self.by_pixels.add(layer.output)
-        read = [self._blocked(value) for value in (*layer.inputs, *layer.operands)]
-        read += [relax.const(np.ascontiguousarray(values)) for values in kernel.constants]
         made = self._call(
             rule.name,
             kernel,
-            read,
-            shape=site.output.shape,
-            dtype=site.output.element.name,
+            [self._blocked(value) for value in (*layer.inputs, *layer.operands)],
+            site.output.shape,
+            site.output.element.name,
             mean=site.mean.shape if site.mean else None,
-            shown=shape_of(layer.output),
-            origin=merge(origin_of(value) for _, value in layer.bindings),
+            layer=layer,
+            shown=layer.output.shape,
             value=self.results.get(layer.output, ""),
             stored=_stored(site.output),
-            exact=layer.exact,
-            signature=signature_of(layer),
-            most_results=layer.most_results,
-            limited=layer.limited,
             key=key_of_site(rule, site),
         )
         if layer.mean is not None:
             self.blocked[layer.mean] = self.builder.emit(relax.TupleGetItem(made, 1))
             made = self.builder.emit(relax.TupleGetItem(made, 0))
         self.blocked[layer.output] = made
+
+    def _of_rows(self, layer: Layer, rule: Rule, site: RowsSite) -> None:
+        """Call the kernel of a layer on tensors as the model has them."""
+        output, shape = site.output, layer.output.shape
+        dtype = output.element.name if isinstance(output, Blocked) else output.dtype
+        seen = zip((*layer.inputs, *layer.operands), (*site.inputs, *site.operands), strict=True)
+        made = self._call(
+            rule.name,
+            rule.make(site),
+            [self.builder.emit(view(self._plain(value), rows.shape)) for value, rows in seen],
+            output.shape,
+            dtype,
+            layer=layer,
+            shown=shape,
+            value=self.results.get(layer.output, ""),
+            key=key_of_site(rule, site),
+        )
+        if isinstance(output, Blocked):
+            kernel = layout_transform.unpack(output, shape, self.cpu)
+            made = self._call(LAYOUT, kernel, [made], shape, dtype, shown=shape)
+        elif product(output.shape) == layer.output.size:
+            made = self.builder.emit(view(made, shape))
+        self.plain[layer.output] = made
 
     def _shared(self, layer: Layer, alias: ViewAt | JointOf) -> relax.Call:
         """A result that shares its inputs' bytes."""
@@ -230,160 +232,52 @@ class _Emitter:
             part = self._blocked(value)
             if copied:
                 kernel = joint.copy(self.placement.layouts[value], layout)
-                shown = shape_of(value)
+                shown = value.shape
                 dtype = layout.element.name
-                part = self._call(
-                    "concat", kernel, [part], shape=layout.shape, dtype=dtype, shown=shown
-                )
+                part = self._call("concat", kernel, [part], layout.shape, dtype, shown=shown)
             parts.append(part)
         return joint_of(parts, shape)
 
-    def _on_plain(self, var: relax.Var, value: relax.Expr) -> relax.Expr:
-        """A value computed from plain tensors: by a kernel if there is a rule, else by TVM."""
-        if _order(value) in _TO_LAST and self._is_only_blocked(value.args[0]):
-            return self._to_channels_last(var, value)
-        tried = (make(value, self.placement.made, self.cpu) for make in PLAIN)
-        is_call = isinstance(value, relax.Call)
-        made = next((item for item in tried if item is not None), None) if is_call else None
-        if made is None:
-            return self.builder.emit(self._substitute(value))
-        return self._plain_kernel(var, made, origin_of(value))
+    def _by_tvm(self, value: Value, expression: relax.Expr) -> relax.Expr:
+        """A value computed by TVM, of tensors as the model has them."""
+        name = packed_name(expression)
+        if name in sums.NAMES:
+            raise ValueError(f"no rule is given for {name}, which TVM has no code for")
+        if _order(expression) in _TO_LAST and self._is_only_blocked(self._value(expression)):
+            return self._to_channels_last(value, self._value(expression))
+        return self.builder.emit(self._substitute(expression))
 
-    def _attention(self, layer: Layer, operator: Attention) -> None:
-        """An attention, whose results take the place of its queries if all that read them can."""
-        if operator.result.shape[-2] < FEWEST_QUERIES:
-            self._of_rows(layer, few_queries.make(operator, self.cpu))
-            return
-        found = None
-        if self._is_read_once(operator.queries.value):
-            found = attention.rows_in_queries(operator)
-        if found is not None and not self._can_be_read(layer.output, found):
-            found = None
-        made = attention.make(operator, self.cpu, in_queries=found is not None, room=layer.room)
-        self._of_rows(layer, made)
-        if found is not None:
-            self.in_steps[layer.output] = found
-
-    def _can_be_read(self, value: Value, rows: RowsAt) -> bool:
-        """Whether all that read a value, or its rows in another shape, are products that can read
-        them where they would lie."""
-        if value in self.outputs:
-            return False
-        for other in (placed.layer for placed in self.placement.layers):
-            if value not in (*other.inputs, *other.operands):
-                continue
-            operator = other.operator
-            if isinstance(operator, RowProduct):
-                if value in map(self.placement.root, operator.operands):
-                    return False
-                if self._product_of_steps(operator, value, rows) is None:
-                    return False
-            elif not (other.is_reshape and self._can_be_read(other.output, rows)):
-                return False
-        return True
-
-    def _is_read_once(self, value: Value | np.ndarray) -> bool:
-        """Whether one layer reads a value that another one made, and nothing else does."""
-        if not isinstance(value, relax.Var):
-            return False
-        root = self.placement.root(value)
-        layers = [placed.layer for placed in self.placement.layers]
-        readers = [layer for layer in layers if root in (*layer.inputs, *layer.operands)]
-        return len(readers) == 1 and root not in {*self.main.params, *self.outputs}
-
-    def _product_of_steps(
-        self, operator: RowProduct, left: Value, rows: RowsAt
-    ) -> PlainKernel | None:
-        """A product of `left`, which has its rows there; None if there is no kernel."""
-        product = operator.product
-        if product.op != tvm.ir.Op.get("relax.matmul"):
-            return None
-        if [self.placement.root(var) for var in variables(product)] != [left]:
-            return None
-        made = matrices.make(product, self.placement.made, self.cpu, operator, rows)
-        if made is None:
-            return None
-        (_, shape), *others = made.inputs
-        return replace(made, inputs=((left, shape), *others))
-
-    def _rows(self, layer: Layer, operator: RowProduct) -> bool:
-        """A product with what follows it; False if there is no kernel for all of it."""
-        given = [self.placement.root(var) for var in variables(operator.product)]
-        if given[0] in self.in_steps:
-            made = self._product_of_steps(operator, given[0], self.in_steps[given[0]])
-            assert made is not None
-            self._of_rows(layer, made)
-            return True
-        tried = (
-            make(operator.product, self.placement.made, self.cpu, operator)
-            for make in (matrices.make, integer_sums.make)
-        )
-        made = next((item for item in tried if item is not None), None)
-        if made is not None:
-            self._of_rows(layer, made)
-        return made is not None
-
-    def _of_rows(self, layer: Layer, made: PlainKernel) -> None:
-        """Call the kernel of a layer on plain tensors."""
-        origin = merge(origin_of(value) for _, value in layer.bindings)
-        self.plain[layer.output] = self._plain_kernel(layer.output, made, origin)
-
-    def _plain_kernel(self, var: relax.Var, made: PlainKernel, origin: Origin | None) -> relax.Expr:
-        """A call of a kernel on plain tensors."""
-        read = [self.builder.emit(view(self._plain(var), shape)) for var, shape in made.inputs]
-        read += [relax.const(np.ascontiguousarray(values)) for values in made.kernel.constants]
-        result = self._call(
-            made.rule,
-            made.kernel,
-            read,
-            shape=made.shape,
-            dtype=made.dtype,
-            shown=shape_of(var),
-            origin=origin,
-            value=self.results.get(var, ""),
-            key=key_of(made.rule, made.made_from) if made.made_from is not None else "",
-        )
-        if made.layout is None:
-            whole = product(made.shape) == product(shape_of(var))
-            return self.builder.emit(view(result, shape_of(var))) if whole else result
-        return self._call(
-            LAYOUT,
-            layout_transform.unpack(made.layout, shape_of(var), self.cpu),
-            [result],
-            shape=shape_of(var),
-            dtype=made.dtype,
-            shown=shape_of(var),
-        )
+    def _value(self, call: relax.Call) -> Value:
+        """What a call reads first."""
+        return self.placement.values.of(call.args[0])
 
     def _call(
         self,
         rule: str,
         kernel: LayerKernel,
         read: Sequence[relax.Expr],
-        *,
         shape: Sequence[int],
-        shown: tuple[int, ...],
         dtype: str,
+        *,
+        shown: tuple[int, ...],
         mean: Sequence[int] | None = None,
-        origin: Origin | None = _LAYOUT_CHANGE,
+        layer: Layer | None = None,
         value: str = "",
         stored: Stored | None = None,
-        exact: str = "",
-        signature: str = "",
-        most_results: int | None = None,
-        limited: str = "",
         key: str = "",
     ) -> relax.Expr:
-        """Emit a kernel's call; its result has `shape`, and is `shown` in the report.
+        """Emit a kernel's call, its constants behind what it is to `read`; its result has `shape`,
+        and is `shown` in the report.
 
-        `value`, `stored`, `signature`, `most_results` and `limited` are the report's, `key` says
-        all that the kernel is made from. With a `mean`, the shape of a second result, it returns a
-        tuple.
+        The `layer`, if it is one's, `value` and `stored` are for the report, `key` says all that
+        the kernel is made from. With a `mean`, the shape of a second result, it returns a tuple.
         """
         name = self.kernels.add(kernel, key)
+        given = [*read, *(relax.const(np.ascontiguousarray(item)) for item in kernel.constants)]
         types = [relax.TensorType(list(dims), dtype) for dims in (shape, mean) if dims]
-        call = relax.call_dps_packed(name, list(read), types if mean else types[0])
-        tensors = [*(expr.ty for expr in read), *types]
+        call = relax.call_dps_packed(name, given, types if mean else types[0])
+        tensors = [*(expr.ty for expr in given), *types]
+        origin = layer.origin if layer is not None else _LAYOUT_CHANGE
         self.reports.append(
             LayerReport(
                 kernel=name,
@@ -392,7 +286,7 @@ class _Emitter:
                 rule=rule,
                 shape=shown,
                 dtype=dtype,
-                exact=exact,
+                exact=layer.exact if layer else "",
                 tile=kernel.tile,
                 macs=kernel.macs,
                 cycles=kernel.cycles,
@@ -401,11 +295,11 @@ class _Emitter:
                     for tensor in tensors
                 ),
                 value=value,
-                result=len(read),
+                result=len(given),
                 stored=stored,
-                signature=signature,
-                most_results=most_results,
-                limited=limited,
+                signature=signature_of(layer) if layer else "",
+                most_results=layer.most_results if layer else None,
+                limited=layer.limited if layer else "",
             )
         )
         return self.builder.emit(call)
@@ -413,22 +307,22 @@ class _Emitter:
     def _blocked(self, value: Value) -> relax.Expr:
         """A value in the blocked layout, packed from the plain one the first time."""
         if value not in self.blocked:
-            layout, plain = self.placement.layouts[value], shape_of(value)
+            layout, plain = self.placement.layouts[value], value.shape
             if layout.planar and plain == layout.shape:
                 packed = self._plain(value)
             elif layout.planar or _same_bytes(layout):
                 packed = self.builder.emit(view(self._plain(value), layout.shape))
             else:
                 turned = self.turned.get(value)
-                source = value if turned is None else turned.args[0]
+                source = value if turned is None else self._value(turned)
                 packed = self._call(
                     LAYOUT,
                     layout_transform.pack(
-                        shape_of(source), layout, self.cpu, channels_last=turned is not None
+                        source.shape, layout, self.cpu, channels_last=turned is not None
                     ),
                     [self._plain(source)],
-                    shape=layout.shape,
-                    dtype=layout.element.name,
+                    layout.shape,
+                    layout.element.name,
                     shown=plain,
                 )
             self.blocked[value] = packed
@@ -438,16 +332,16 @@ class _Emitter:
         """A value as the model has it, unpacked from the blocked layout the first time."""
         if value in self.plain:
             return self.plain[value]
-        root, shape = self.placement.root(value), shape_of(value)
+        root, shape = self.placement.root(value), value.shape
         if root in self.turned and root not in self.plain:
-            self.plain[root] = self._on_plain(root, self.turned[root])
+            self.plain[root] = self._by_tvm(root, self.turned[root])
             return self._plain(value)
         twin = self.placement.twins.get(root)
         if root not in self.blocked and root not in self.plain:
             # Made as its twin, or as what it is the twin of.
             other = twin if twin is not None else self.originals[root]
-            made = self.builder.emit(_turn(self._plain(other), shape_of(root)))
-            if shape != shape_of(root):
+            made = self.builder.emit(_turn(self._plain(other), root.shape))
+            if shape != root.shape:
                 made = self.builder.emit(view(made, shape))
         elif root in self.blocked:
             layout = self.placement.layouts[root]
@@ -460,27 +354,27 @@ class _Emitter:
         self.plain[value] = made
         return made
 
-    def _is_only_blocked(self, value: relax.Expr) -> bool:
+    def _is_only_blocked(self, value: Value) -> bool:
         """Whether a value, with its channels first, would have to be unpacked."""
-        if not isinstance(value, relax.Var) or value in self.plain:
+        if value in self.plain:
             return False
         root = self.placement.root(value)
         if root not in self.blocked or root in self.plain:
             return False
         layout = self.placement.layouts[root]
         pixels = (layout.batch, layout.channels, layout.height * layout.width)
-        batch, channels, *sizes = shape_of(value)
+        batch, channels, *sizes = value.shape
         is_same_image = (batch, channels, product(sizes)) == pixels
         return is_same_image and not layout.planar and not _same_bytes(layout)
 
-    def _to_channels_last(self, var: relax.Var, call: relax.Call) -> relax.Expr:
+    def _to_channels_last(self, made: Value, image: Value) -> relax.Expr:
         """The transposition of an image that is there in the blocked layout only."""
-        root = self.placement.root(call.args[0])
+        root = self.placement.root(image)
         layout = self.placement.layouts[root]
         shape = (layout.batch, layout.height, layout.width, layout.channels)
-        value = self.results.get(var, "")
-        made = self._unpacked(root, shape, shown=shape_of(var), channels_last=True, value=value)
-        return self.builder.emit(view(made, shape_of(var)))
+        value = self.results.get(made, "")
+        last = self._unpacked(root, shape, shown=made.shape, channels_last=True, value=value)
+        return self.builder.emit(view(last, made.shape))
 
     def _unpacked(
         self,
@@ -497,8 +391,8 @@ class _Emitter:
             LAYOUT,
             layout_transform.unpack(layout, shape, self.cpu, channels_last=channels_last),
             [self.blocked[root]],
-            shape=shape,
-            dtype=layout.element.accumulator,
+            shape,
+            layout.element.accumulator,
             shown=shown,
             value=value,
         )
@@ -506,7 +400,7 @@ class _Emitter:
     def _substitute(self, expr: relax.Expr) -> relax.Expr:
         """An expression of the old function in terms of the new one, on plain tensors."""
         if isinstance(expr, relax.Var):
-            return self._plain(expr)
+            return self._plain(self.placement.values.of(expr))
         if isinstance(expr, relax.Tuple):
             return relax.Tuple([self._substitute(item) for item in expr.fields])
         if isinstance(expr, relax.TupleGetItem):
@@ -517,22 +411,22 @@ class _Emitter:
         return expr
 
 
-def _results(main: relax.Function) -> dict[Value, str]:
+def _results(main: relax.Function, values: ValueTable) -> dict[Value, str]:
     """The ONNX tensor that a value is, for those that are one."""
     bindings = [binding for block in main.body.blocks for binding in block.bindings]
-    last: dict[Origin, Value] = {}
+    last: dict[Origin, relax.Var] = {}
     for binding in bindings:
         origin = origin_of(binding.value)
         if origin is not None and origin.result:
             last[origin] = binding.var
-    found = {value: origin.result for origin, value in last.items()}
+    found = {var: origin.result for origin, var in last.items()}
     for binding in reversed(bindings):
         # What is only reshaped to be it has its elements.
         value = binding.value
         is_reshape = isinstance(value, relax.Call) and value.op == _RESHAPE
         if is_reshape and binding.var in found and isinstance(value.args[0], relax.Var):
             found.setdefault(value.args[0], found[binding.var])
-    return found
+    return {values.of(var): result for var, result in found.items()}
 
 
 _RESHAPE = tvm.ir.Op.get("relax.reshape")

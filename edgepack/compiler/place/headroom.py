@@ -15,26 +15,23 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edgepack.compiler.choices import FRESH, Choices, Ranked, Way
-from edgepack.compiler.layers.attention import Attention
 from edgepack.compiler.layers.layer import (
+    Attention,
     Concatenation,
     Convolution,
-    Foreign,
     Layer,
+    Plain,
     Pointwise,
     Slice,
     Streamed,
-    Value,
     View,
 )
-from edgepack.compiler.layers.rows import RowProduct
 from edgepack.compiler.layers.signature import signature_of
-from edgepack.compiler.layers.tensors import extent, shape_of
 from edgepack.compiler.rules import joint
-from edgepack.compiler.rules.attention import rows_in_queries
 from edgepack.compiler.rules.rule import Rule, image_of
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import FLOAT32
+from edgepack.compiler.value import Value, extent
 
 # What scratch memory may add to the two largest neighbours; the first that is not too slow.
 _SHARES = (1 / 16, 1 / 4, 1 / 2)
@@ -219,14 +216,12 @@ def _place_of(
     if layer.is_reshape:
         # What an image is reshaped to has to be unpacked, mostly.
         maker = makers.get(layer.inputs[0])
-        is_plain = maker is None or isinstance(maker.operator, Foreign)
+        is_plain = maker is None or isinstance(maker.operator, Plain)
         return places[layer.inputs[0]] if is_plain else None
     over, nbytes = layer.operands, _nbytes(layer.output)
     if isinstance(operator, Pointwise):
         over = layer.inputs[:1]
-    elif isinstance(operator, RowProduct):
-        over = layer.inputs[-len(operator.operands) :] if operator.operands else ()
-    elif isinstance(operator, Attention) and rows_in_queries(operator) is not None:
+    elif isinstance(operator, Attention) and operator.in_queries:
         over = layer.inputs[:1]  # of the queries
         nbytes = _nbytes(over[0])
     free = (value for value in over if uses[value] == at)
@@ -245,8 +240,8 @@ def _neighbours(layers: Iterable[Layer]) -> int:
 
 
 def _nbytes(value: Value) -> int:
-    shape = shape_of(value)
-    return np.dtype(str(value.ty.dtype)).itemsize * math.prod(shape) if shape else 0
+    shape = value.shape
+    return np.dtype(value.dtype).itemsize * math.prod(shape) if shape else 0
 
 
 def _read(layer: Layer, value: Value, cpu: CpuModel) -> int:
@@ -263,7 +258,7 @@ def _read(layer: Layer, value: Value, cpu: CpuModel) -> int:
 
 def _stored(layer: Layer, cpu: CpuModel) -> int:
     """The bytes of a layer's result in blocks, if it is an image of a rule."""
-    if isinstance(layer.operator, Foreign) or not shape_of(layer.output):
+    if isinstance(layer.operator, Plain) or not layer.output.shape:
         return _nbytes(layer.output)
     return image_of(layer, cpu).nbytes
 

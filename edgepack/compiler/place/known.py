@@ -15,20 +15,25 @@ from enum import Enum
 from functools import cache
 
 import numpy as np
-from tvm import relax
 
 from edgepack.compiler.choices import maker
-from edgepack.compiler.layers.layer import Convolution, Layer
-from edgepack.compiler.rules.rule import LayerSite, Rule
+from edgepack.compiler.layers.layer import Convolution, Layer, Norm, RowProduct
+from edgepack.compiler.rules.rule import LayerSite, RowsSite, Rule
 from edgepack.compiler.rules.table import RULES
+from edgepack.compiler.value import Value
 
 # Of these only types and shapes are in the key: their values go into the parameters.
-_WEIGHTS: Mapping[type, tuple[str, ...]] = {Convolution: ("weight", "bias"), Layer: ("constants",)}
+_WEIGHTS: Mapping[type, tuple[str, ...]] = {
+    Convolution: ("weight", "bias"),
+    Layer: ("constants",),
+    Norm: ("scale", "shift"),
+    RowProduct: ("weight", "bias"),
+}
 # What no rule looks at: where a layer came from, and words for people.
-_UNSEEN: Mapping[type, tuple[str, ...]] = {Layer: ("bindings", "exact")}
+_UNSEEN: Mapping[type, tuple[str, ...]] = {Layer: ("computes", "exact")}
 
 
-def key_of_site(rule: Rule, site: LayerSite) -> str:
+def key_of_site(rule: Rule, site: LayerSite | RowsSite) -> str:
     """The key of what `rule` makes of `site`; "" if its kernel depends on more than that can say.
 
     Those are rules that do not say `kept` or are not of the table, and layers on 8-bit integers,
@@ -38,13 +43,8 @@ def key_of_site(rule: Rule, site: LayerSite) -> str:
     integers = getattr(operator, "quantized", None) is not None
     if integers or not rule.kept or not any(rule is known for known in RULES):
         return ""
-    return key_of(rule.name, site)
-
-
-def key_of(rule: str, made_from: object) -> str:
-    """The key of a kernel that a rule makes from no more than that."""
     digest = hashlib.sha256()
-    for part in (_makers(), rule, _Wording().of(made_from)):
+    for part in (_makers(), rule.name, _Wording().of(site)):
         data = part.encode()
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()[:40]
@@ -70,10 +70,10 @@ class _Wording:
             case np.ndarray():
                 values = "" if by_shape else hashlib.sha256(thing.tobytes()).hexdigest()
                 return f"{thing.dtype}{thing.shape}{values}"
-            case relax.Var():
+            case Value():
                 # Two tensors may be the same one.
-                number = self._values.setdefault(hash(thing), len(self._values))
-                return f"{thing.ty.dtype}{[int(size) for size in thing.ty.shape]}#{number}"
+                number = self._values.setdefault(id(thing), len(self._values))
+                return f"{thing.dtype}{thing.shape}#{number}"
             case list() | tuple():
                 return f"({','.join(self.of(item, by_shape=by_shape) for item in thing)})"
         return self._of_fields(thing)

@@ -11,9 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-import tvm
-from tvm import relax
-
 from edgepack.compiler.layers.layer import (
     Concatenation,
     Conversion,
@@ -26,13 +23,12 @@ from edgepack.compiler.layers.layer import (
     Pooling,
     Resampling,
     Slice,
-    Value,
     View,
 )
-from edgepack.compiler.origin import origin_of
 from edgepack.compiler.precision import Precision
 from edgepack.compiler.rules import winograd_plan
 from edgepack.compiler.tiles.expression import Argument, Operand, Operation, Scalar, Step
+from edgepack.compiler.value import Value
 
 # Results of a tile in each direction where nothing bounds what is read.
 UNBOUNDED = 2
@@ -76,7 +72,7 @@ _EIGHT_BITS = frozenset({"bool", "int8", "uint8"})
 
 
 def with_small_tiles(
-    layers: Sequence[Layer], params: Sequence[relax.Var], precision: Precision
+    layers: Sequence[Layer], params: Sequence[Value], precision: Precision
 ) -> list[Layer]:
     """The layers, with limits on Winograd's tiles where `precision` asks for them, and where a
     model's input is read that nothing bounds."""
@@ -84,8 +80,8 @@ def with_small_tiles(
     return [found.limited(layer, precision) for layer in layers]
 
 
-def _is_open(param: relax.Var, precision: Precision) -> bool:
-    return param.name not in precision.bounded and str(param.ty.dtype) not in _EIGHT_BITS
+def _is_open(param: Value, precision: Precision) -> bool:
+    return param.name not in precision.bounded and param.dtype not in _EIGHT_BITS
 
 
 class _Sources:
@@ -100,7 +96,7 @@ class _Sources:
         self._follow(layer)
         if not isinstance(layer.operator, Convolution):
             return layer
-        if precision.is_direct(layer.names):
+        if precision.is_direct(layer.nodes):
             return replace(layer, most_results=0, limited="[compile] exact")
         source = self._names.get(layer.inputs[0])
         if source is None or not winograd_plan.can_take(layer):
@@ -144,13 +140,11 @@ class _Sources:
 
 def _hands_on(layer: Layer) -> bool:
     """Whether results may be as large as what is read."""
-    origins = (origin_of(value) for _, value in layer.bindings)
+    origins = (value.origin for value in layer.computes)
     if any(origin is not None and origin.operator in _NORMALISES for origin in origins):
         return False
     if isinstance(layer.operator, Foreign):
-        calls = (value for _, value in layer.bindings if isinstance(value, relax.Call))
-        operators = (call.op for call in calls if isinstance(call.op, tvm.ir.Op))
-        return all(op.name.removeprefix("relax.") in _FOREIGN for op in operators)
+        return _FOREIGN.issuperset(layer.operator.names)
     return isinstance(layer.operator, _HANDS_ON)
 
 

@@ -17,11 +17,12 @@ from edgepack.compiler.choices import NO_CHOICES, UNLIMITED, Choices
 from edgepack.compiler.errors import DATA_SHAPE_HINT, ImportModelError
 from edgepack.compiler.layers.quantized import keep_integers
 from edgepack.compiler.layers.quotients import as_products
-from edgepack.compiler.origin import Origin, origin_of
+from edgepack.compiler.origin import origin_of
 from edgepack.compiler.place.legalize import LEGALIZATIONS
 from edgepack.compiler.precision import FULL, Precision
 from edgepack.compiler.rules.rule import Rule
 from edgepack.compiler.rules.table import RULES
+from edgepack.compiler.value import Origin
 from edgepack.model import LoadedModel
 from edgepack.model.errors import DynamicShapeError
 

@@ -22,8 +22,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tvm import relax
-
 from edgepack.compiler.layers.layer import (
     Concatenation,
     Convolution,
@@ -31,14 +29,13 @@ from edgepack.compiler.layers.layer import (
     Layer,
     Pointwise,
     TransposedConvolution,
-    Value,
 )
-from edgepack.compiler.layers.tensors import extent, shape_of
 from edgepack.compiler.place.headroom import Headroom, fastest, fewest_cycles, scratch_of
 from edgepack.compiler.rules.rule import Rule, image_of
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import FLOAT32
 from edgepack.compiler.tiles.expression import Expression, Operand, Operation, Step
+from edgepack.compiler.value import Value, extent
 
 # Memory is short from so much more than the two largest neighbours on.
 _SHORT = 0.1
@@ -175,7 +172,7 @@ def _pooled(first: Layer, layer: Layer, count: int, cpu: CpuModel) -> list[Layer
     found: list[Layer] = []
     for channels in _even(extent(first.output)[1], count, cpu):
         made = _channels_of(first, channels)
-        shape = list(shape_of(layer.output))
+        shape = list(layer.output.shape)
         shape[1] = channels.stop - channels.start
         output = _variable(layer.output, channels.start, shape)
         found += [made, replace(layer, inputs=(made.output,), output=output)]
@@ -206,7 +203,7 @@ def _in_parts(first: Layer, layer: Layer, count: int, cpu: CpuModel) -> list[Lay
 
 def _channels_of(first: Layer, channels: slice) -> Layer:
     """The layer that makes only some of the channels."""
-    operator, shape = first.operator, list(shape_of(first.output))
+    operator, shape = first.operator, list(first.output.shape)
     assert isinstance(operator, Convolution)
     shape[1] = channels.stop - channels.start
     return replace(
@@ -237,7 +234,7 @@ def _summed(layer: Layer, inner: Value, sums: Value | None, start: int, *, is_la
         operator=replace(operator, weight=weight, bias=operator.bias if is_last else None),
         inputs=(inner,),
         operands=operands,
-        output=layer.output if is_last else _variable(layer.output, start, shape_of(layer.output)),
+        output=layer.output if is_last else _variable(layer.output, start, layer.output.shape),
         expression=expression,
         constants=layer.constants if is_last else (),
     )
@@ -258,12 +255,12 @@ def _after_sum(expression: Expression, operand: int) -> Expression:
 
 
 def _variable(value: Value, start: int, shape: Sequence[int]) -> Value:
-    return relax.Var(f"{value.name}_{start}", relax.TensorType(list(shape), str(value.ty.dtype)))
+    return Value(name=f"{value.name}_{start}", shape=tuple(shape), dtype=value.dtype)
 
 
 def _moved(first: Layer, layer: Layer) -> int:
     """Bytes that each further part reads and writes."""
-    read, made = (math.prod(shape_of(value)) for value in (first.inputs[0], layer.output))
+    read, made = (math.prod(value.shape) for value in (first.inputs[0], layer.output))
     return FLOAT32.bytes * (read + 2 * made)
 
 

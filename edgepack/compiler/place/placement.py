@@ -7,9 +7,10 @@ give equal placements. Values that only Relax operators touch stay as the model 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import chain
 from typing import TypeVar
 
 from tvm import relax
@@ -20,23 +21,22 @@ from edgepack.compiler.layers.fuse import fuse
 from edgepack.compiler.layers.layer import (
     Conversion,
     Convolution,
-    Foreign,
     Layer,
+    Plain,
     Resampling,
     Slice,
-    Value,
     View,
 )
-from edgepack.compiler.layers.read import read_layers
+from edgepack.compiler.layers.read import Reading, read_layers
 from edgepack.compiler.layers.signature import signature_of
-from edgepack.compiler.layers.tensors import extent, shape_of, variables
+from edgepack.compiler.layers.tensors import ValueTable, variables
 from edgepack.compiler.layers.turn import Turned, turn
-from edgepack.compiler.origin import origin_of
 from edgepack.compiler.place import budget
 from edgepack.compiler.place.headroom import Headroom, lanes_of_joints, with_less
 from edgepack.compiler.place.limits import with_small_tiles
 from edgepack.compiler.place.order import as_late_as_possible
 from edgepack.compiler.place.parts import with_parts
+from edgepack.compiler.place.rows import rule_of_rows, with_results_in_queries
 from edgepack.compiler.place.streams import in_rows_where_faster, with_streams
 from edgepack.compiler.precision import FULL, Precision, misfit
 from edgepack.compiler.rules import conversion, joint, streamed
@@ -44,6 +44,7 @@ from edgepack.compiler.rules.rule import Alias, LayerSite, Rule, product
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import FLOAT16, FLOAT32, Element
 from edgepack.compiler.tiles.layout import NO_HALO, Blocked, Halo
+from edgepack.compiler.value import Value, extent
 
 _T = TypeVar("_T")
 
@@ -65,7 +66,8 @@ class JointOf:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedLayer:
-    """A layer and the rule that makes its kernel; None if TVM lowers it, from plain tensors.
+    """A layer and the rule that makes its kernel; None if TVM lowers the expression of its output,
+    from tensors as the model has them.
 
     `alias` is there if the layer needs no kernel, for its result shares the bytes of its inputs.
     """
@@ -81,8 +83,8 @@ class Placement:
 
     `layers` are in the order of their calls, and `layouts` those of the blocked values. A value in
     `roots` has the bytes of another one, which stands for it everywhere. For one in `twins` another
-    one is computed, the same image with rows and columns in each other's place. `made` is the
-    expression of each of the function's variables.
+    one is computed, the same image with rows and columns in each other's place. `values` stand for
+    the function's variables.
     """
 
     cpu: CpuModel
@@ -91,14 +93,14 @@ class Placement:
     layouts: Mapping[Value, Blocked]
     roots: Mapping[Value, Value]
     twins: Mapping[Value, Value]
-    made: Mapping[relax.Var, relax.Expr]
+    values: ValueTable
 
     def root(self, value: Value) -> Value:
         """The value whose bytes these are."""
         return self.roots.get(value, value)
 
     def site(self, layer: Layer, *, by_pixels: bool) -> LayerSite:
-        """Where a layer with a rule is; see `LayerSite`."""
+        """Where a layer with a rule of images is; see `LayerSite`."""
         choice = self.choices.get(signature_of(layer))
         return _site(layer, self.layouts, self.cpu, by_pixels=by_pixels, choice=choice)
 
@@ -128,17 +130,24 @@ def place_layers(
     and what pads them. `lean`: more weights are to be worth their bytes, and kernels make do with
     little scratch memory where it would make the arena larger; see `Headroom`.
     """
-    # There are products of rows with whole weights only.
-    read = read_layers(main, matrices_in_rows=not precision.is_half)
-    cpu = replace(cpu, tight=_grouped(read), most_lanes=lanes_of_joints(read, cpu))
-    layers, roots = _without_views(read)
-    outputs = [roots.get(value, value) for value in variables(main.body.body)]
+    read = read_layers(
+        main,
+        # There are products of rows with whole weights only.
+        matrices_in_rows=not precision.is_half,
+        whole_attentions=any(rule.in_place_of_queries for rule in rules),
+    )
+    cpu = replace(cpu, tight=_grouped(read.layers), most_lanes=lanes_of_joints(read.layers, cpu))
+    layers, roots = _without_views(read.layers)
+    inputs = [read.values.of(param) for param in main.params]
+    results = [read.values.of(var) for var in variables(main.body.body)]
+    outputs = [roots.get(value, value) for value in results]
 
     def arranged(some: Sequence[Layer]) -> _Arranged:
         turned = turn(fuse(some, outputs), outputs, cpu)
         made = [_with_precision(layer, precision, cpu) for layer in turned.layers]
-        made = with_small_tiles(made, main.params, precision)
+        made = with_small_tiles(made, inputs, precision)
         whole = {*outputs, *map(turned.now, outputs)}
+        made = with_results_in_queries(made, {*inputs, *whole}, rules, cpu)
         room = Headroom(made, whole, cpu)
         if lean:
             made = with_parts(made, whole, cpu, rules, room)
@@ -173,24 +182,43 @@ def place_layers(
         layers, taken, whole, rules=rules, cpu=cpu, room=chosen.room if lean else None
     )
     slots = _share_bytes(layers, taken, halos)
-    layouts = _layouts(layers, taken, halos, cpu, frozenset(main.params))
+    layouts = _layouts(layers, taken, halos, cpu, frozenset(inputs))
 
-    def placed(layer: Layer) -> PlacedLayer:
+    def placed(layer: Layer) -> Iterable[PlacedLayer]:
         rule = taken.get(layer.output)
-        if rule is None or rule.alias is None:
-            return PlacedLayer(layer=layer, rule=rule)
+        if rule is None:
+            return _in_rows(layer, read, rules, cpu)
+        if rule.alias is None:
+            return [PlacedLayer(layer=layer, rule=rule)]
         site = _site(layer, layouts, cpu, by_pixels=False, choice=None)
-        return PlacedLayer(layer=layer, rule=rule, alias=_alias(rule.alias, site, slots))
+        return [PlacedLayer(layer=layer, rule=rule, alias=_alias(rule.alias, site, slots))]
 
     return Placement(
         cpu=cpu,
         choices=choices,
-        layers=tuple(map(placed, layers)),
+        layers=tuple(chain.from_iterable(map(placed, layers))),
         layouts=layouts,
         roots=roots,
         twins=twins,
-        made={var: value for layer in read for var, value in layer.bindings},
+        values=read.values,
     )
+
+
+def _in_rows(
+    layer: Layer,
+    read: Reading,
+    rules: Sequence[Rule],
+    cpu: CpuModel,
+) -> Iterable[PlacedLayer]:
+    """A layer that no rule of images takes, as a whole if there is a rule for that, else the layers
+    that it was read from."""
+    rule = rule_of_rows(layer, rules, cpu)
+    parts = [read.each[value] for value in layer.computes if value in read.each]
+    if rule is not None and [part.operator for part in parts] != [layer.operator]:
+        yield PlacedLayer(layer=layer, rule=rule)
+    else:
+        for part in parts:
+            yield PlacedLayer(layer=part, rule=rule_of_rows(part, rules, cpu))
 
 
 def _grouped(layers: Sequence[Layer]) -> frozenset[int]:
@@ -211,17 +239,21 @@ def _grouped(layers: Sequence[Layer]) -> frozenset[int]:
 def _without_views(layers: Sequence[Layer]) -> tuple[list[Layer], dict[Value, Value]]:
     """The layers that do something, reading the roots of what they read, and those roots."""
     left, roots = [], dict[Value, Value]()
+    for layer in layers:
+        if isinstance(layer.operator, View):
+            roots[layer.output] = roots.get(layer.inputs[0], layer.inputs[0])
+        else:
+            left.append(_on_roots(layer, roots))
+    return left, roots
 
+
+def _on_roots(layer: Layer, roots: Mapping[Value, Value]) -> Layer:
     def root(value: Value) -> Value:
         return roots.get(value, value)
 
-    for layer in layers:
-        inputs = tuple(map(root, layer.inputs))
-        if isinstance(layer.operator, View):
-            roots[layer.output] = inputs[0]
-        else:
-            left.append(replace(layer, inputs=inputs, operands=tuple(map(root, layer.operands))))
-    return left, roots
+    return replace(
+        layer, inputs=tuple(map(root, layer.inputs)), operands=tuple(map(root, layer.operands))
+    )
 
 
 # ------------------------------------------------ precision
@@ -229,7 +261,7 @@ def _without_views(layers: Sequence[Layer]) -> tuple[list[Layer], dict[Value, Va
 
 def _with_precision(layer: Layer, precision: Precision, cpu: CpuModel) -> Layer:
     """The layer in half precision, as far as the CPU can and its values allow."""
-    if isinstance(layer.operator, Foreign | IntegerOperator):
+    if isinstance(layer.operator, Plain | IntegerOperator):
         return layer
     if not precision.is_half:
         why = _reason(layer, precision.floats or {})
@@ -255,9 +287,7 @@ def _reason(layer: Layer, reasons: Mapping[str, str]) -> str:
 
 def _told(layer: Layer, said: Mapping[str, _T]) -> _T | None:
     """What is said of one of the nodes that a layer was read from."""
-    origins = (origin_of(value) for _, value in layer.bindings)
-    names = [origin.name for origin in origins if origin is not None]
-    return next((said[name] for name in names if name in said), None)
+    return next((said[name] for name in layer.nodes if name in said), None)
 
 
 def _with_conversions(layers: Sequence[Layer], taken: MutableMapping[Value, Rule]) -> list[Layer]:
@@ -273,7 +303,7 @@ def _with_conversions(layers: Sequence[Layer], taken: MutableMapping[Value, Rule
         if elements.setdefault(value, element) == element:
             return value
         if (value, element) not in converted:
-            made = relax.Var(f"{value.name}_{element}", value.ty)
+            made = Value(name=f"{value.name}_{element}", shape=value.shape, dtype=value.dtype)
             converted[value, element] = made
             taken[made] = conversion.RULE
             elements[made] = element
@@ -300,14 +330,18 @@ def _take(
     """Who makes each result; what is left out stays with TVM."""
     taken: dict[Value, Rule] = {}
     for layer in layers:
-        if isinstance(layer.operator, Foreign):
+        if isinstance(layer.operator, Plain):
             continue
         if not isinstance(layer.operator, Convolution | IntegerOperator):
             # Not worth a change of layout by themselves.
             read = (*layer.inputs, *layer.operands)
             if not any(value in taken for value in read) or _grows_at_the_end(layer, layers):
                 continue
-        able = [rule for rule in rules if rule.halves or layer.element != FLOAT16]
+        able = [
+            rule
+            for rule in rules
+            if rule.rows is None and (rule.halves or layer.element != FLOAT16)
+        ]
         choice = choices.get(signature_of(layer)) if choices else None
         rule = None
         if choice is not None:
@@ -326,9 +360,9 @@ def _grows_at_the_end(layer: Layer, layers: Sequence[Layer]) -> bool:
     """
     if not isinstance(layer.operator, Resampling) or layer.expression:
         return False
-    sizes = [product(shape_of(value)) for value in (layer.inputs[0], layer.output)]
+    sizes = [product(value.shape) for value in (layer.inputs[0], layer.output)]
     return sizes[0] < sizes[1] and all(
-        isinstance(other.operator, Foreign)
+        isinstance(other.operator, Plain)
         for other in layers
         if layer.output in (*other.inputs, *other.operands)
     )
@@ -352,7 +386,7 @@ def _with_means(layers: Sequence[Layer], taken: Mapping[Value, Rule]) -> list[La
         mean = means.get(layer.output)
         if mean is None:
             return layer
-        return replace(layer, mean=mean.output, bindings=(*layer.bindings, *mean.bindings))
+        return replace(layer, mean=mean.output, computes=(*layer.computes, *mean.computes))
 
     return [with_mean(layer) for layer in layers if layer not in means.values()]
 
@@ -434,7 +468,7 @@ def _layouts(
     taken: Mapping[Value, Rule],
     halos: Mapping[Value, Halo],
     cpu: CpuModel,
-    given: frozenset[relax.Var],
+    given: frozenset[Value],
 ) -> dict[Value, Blocked]:
     """The layouts of all that the kernels of rules read and write; the network is `given` some."""
     ruled = [layer for layer in layers if layer.output in taken]
@@ -454,7 +488,7 @@ def _layouts(
         packed as a whole by CPUs that have to pack, for it may have its channels last."""
         return (
             (value in given or (cpu.memory_operand and value not in taken))
-            and len(shape_of(value)) != 2
+            and len(value.shape) != 2
             and all(
                 value not in layer.operands and taken[layer.output].reads_planar(layer, cpu)
                 for layer in ruled

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgepack.compiler.layers.layer import Layer, Value
-from edgepack.compiler.layers.tensors import extent
+from edgepack.compiler.layers.layer import Layer
 from edgepack.compiler.rules.rule import LayerSite, Rule
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import Element
 from edgepack.compiler.tiles.layout import NO_HALO, Blocked, Halo
+from edgepack.compiler.value import Value, extent
 
 
 def cycles_of(layer: Layer, cpu: CpuModel, rules: Sequence[Rule]) -> float | None:
     """Cycles of the kernel that the first of `rules` to take a layer makes; None if none does."""
-    rule = next((rule for rule in rules if rule.takes(layer, cpu)), None)
+    rule = next((rule for rule in rules if rule.rows is None and rule.takes(layer, cpu)), None)
     if rule is None:
         return None
     halo = rule.halo(layer)

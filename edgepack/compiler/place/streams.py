@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, MutableMapping, Sequence
 from dataclasses import replace
 
-from edgepack.compiler.layers.layer import Convolution, Layer, Pooling, Streamed, Value
+from edgepack.compiler.layers.layer import Convolution, Layer, Pooling, Streamed
 from edgepack.compiler.place.headroom import Headroom
 from edgepack.compiler.rules import (
     convolution,
@@ -19,6 +19,7 @@ from edgepack.compiler.rules import (
 )
 from edgepack.compiler.rules.rule import Rule
 from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.compiler.value import Value
 
 
 def in_rows_where_faster(
@@ -157,5 +158,5 @@ def _together(first: Layer, layer: Layer) -> Layer:
         layer,
         operator=Streamed(first=first, reader=layer.operator),
         inputs=first.inputs,
-        bindings=(*first.bindings, *layer.bindings),
+        computes=(*first.computes, *layer.computes),
     )

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from edgepack.compiler.choices import UNLIMITED, Ranked, Tunable
 from edgepack.compiler.layers.signature import signature_of
-from edgepack.compiler.origin import merge, origin_of
 from edgepack.compiler.place.placement import PlacedLayer, Placement
 from edgepack.compiler.rules.rule import Rule
 from edgepack.compiler.tiles.element import FLOAT16
@@ -58,7 +57,7 @@ def _tunable(
         others = [way for way in others if way.choice.results <= results]
     if not own or len(own) + len(others) == 1:
         return None
-    origins = (merge(origin_of(value) for _, value in item.layer.bindings) for item in layers)
+    origins = (item.layer.origin for item in layers)
     return Tunable(
         signature=signature,
         layers=tuple(origin.name if origin else "" for origin in origins),

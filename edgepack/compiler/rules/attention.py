@@ -20,14 +20,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from tvm import relax, tirx
+from tvm import tirx
 
-from edgepack.compiler.layers.attention import Attention
-from edgepack.compiler.layers.strided import Places, RowsAt
-from edgepack.compiler.layers.tensors import shape_of
-from edgepack.compiler.rules.rule import LayerKernel, PlainKernel, product
+from edgepack.compiler.layers.layer import Attention, TensorPart
+from edgepack.compiler.layers.places import Places
+from edgepack.compiler.rules.rule import LayerKernel, Rows, RowsSite, product
 from edgepack.compiler.tiles import functions, micro, rows, tile, tir
-from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import FLOAT32
 from edgepack.compiler.tiles.epilogue import Epilogue
 from edgepack.compiler.tiles.layout import Blocked, Image
@@ -40,41 +38,6 @@ ELEMENT = FLOAT32
 _EXPONENTIALS = 2
 # Instructions for a score besides the products: its power and both passes.
 PER_SCORE = 20
-
-
-def make(
-    attention: Attention, cpu: CpuModel, *, in_queries: bool = False, room: int | None = None
-) -> PlainKernel:
-    """The kernel of an attention; there is one for each. With `in_queries` its result is the tensor
-    that has the queries, with the results in their places; see `rows_in_queries`. With a `room` it
-    has so many bytes of scratch memory, if it can make do with them."""
-    made = AttentionKernel(attention=attention, cpu=cpu, in_queries=in_queries, room=room)
-    return made.plain()
-
-
-def rows_in_queries(attention: Attention) -> RowsAt | None:
-    """Where the rows of the result lie if each result is put where the query is that it is of; None
-    where they would not lie in equal steps, or have gaps.
-
-    A row has the results of all heads. Then a block of queries is not read any more when its
-    results are written, and no other block has elements there.
-    """
-    queries, result = attention.queries.places, attention.result
-    *_, rows, columns = result.shape
-    if rows < 2 or queries.shape != result.shape:
-        return None
-    # The heads of an image side by side; images lie behind each other.
-    width, step = result.strides[-2], queries.strides[-2]
-    whole = width % columns == 0 and product(result.shape[:-2]) * columns % width == 0
-    if not whole or queries.offset + width > step:
-        return None
-    for size, of_query, of_result in zip(
-        result.shape, queries.strides, result.strides, strict=True
-    ):
-        apart = of_result if of_result < width else of_result // width * step
-        if size > 1 and of_query != apart:
-            return None
-    return RowsAt(first=queries.offset, step=step)
 
 
 class _Rows(Image):
@@ -138,29 +101,22 @@ class _Shares:
     turns: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class AttentionKernel:
     """What kernels of attention have in common, and the one that packs keys and values."""
 
-    attention: Attention
-    cpu: CpuModel
-    in_queries: bool = False
-    room: int | None = None
+    def __init__(self, site: RowsSite) -> None:
+        assert isinstance(site.layer.operator, Attention)
+        assert isinstance(site.output, Rows)
+        self.attention, self.cpu, self.room = site.layer.operator, site.cpu, site.layer.room
+        self.inputs, self.out_size = site.inputs, product(site.output.shape)
 
     # ------------------------------------------------ extents
 
     @property
     def result(self) -> Places:
         """Where results lie."""
-        return self.attention.queries.places if self.in_queries else self.attention.result
-
-    @property
-    def out_size(self) -> int:
-        """Elements of the tensor that has the results."""
-        if self.in_queries:
-            assert isinstance(self.attention.queries.value, relax.Var)
-            return product(shape_of(self.attention.queries.value))
-        return product(self.attention.result.shape)
+        found = self.attention
+        return found.queries.places if found.in_queries else found.result
 
     @property
     def heads(self) -> int:
@@ -298,26 +254,13 @@ class AttentionKernel:
 
     # ------------------------------------------------ the kernel
 
-    def plain(self) -> PlainKernel:
-        """The kernel on plain tensors."""
-        inputs = self.attention.inputs
-        return PlainKernel(
-            rule="attention",
-            kernel=self.kernel(),
-            inputs=tuple((value, (product(shape_of(value)),)) for value in inputs),
-            shape=(self.out_size,),
-            dtype=ELEMENT.name,
-            made_from=self,
-        )
-
     def given(self) -> Given:
         """The kernel's inputs and constants."""
         masks = self.attention.masks
-        buffers = {
-            value: tir.buffer(f"input{i}", (product(shape_of(value)),), ELEMENT.name)
-            for i, value in enumerate(self.attention.inputs)
-        }
-        known = [mask.value for mask in masks if isinstance(mask.value, np.ndarray)]
+        buffers = tuple(
+            tir.buffer(f"input{i}", seen.shape, ELEMENT.name) for i, seen in enumerate(self.inputs)
+        )
+        known = [mask.source for mask in masks if isinstance(mask.source, np.ndarray)]
         constants = [np.ascontiguousarray(value).ravel() for value in known]
         made = [
             tir.buffer(f"mask{i}", values.shape, ELEMENT.name) for i, values in enumerate(constants)
@@ -327,10 +270,10 @@ class AttentionKernel:
             buffers=buffers,
             constants=tuple(constants),
             masks=tuple(
-                buffers[mask.value] if isinstance(mask.value, relax.Var) else next(left)
+                buffers[mask.source] if isinstance(mask.source, int) else next(left)
                 for mask in masks
             ),
-            arguments=(*buffers.values(), *made),
+            arguments=(*buffers, *made),
         )
 
     def kernel(self) -> LayerKernel:
@@ -412,11 +355,11 @@ class AttentionKernel:
                 body = tir.loop_of("turn", shares.turns, some_heads)
             arguments = [*given.arguments, room.bias, room.out]
             scratch = [room.keys, room.values, room.scores, room.sums]
-            queries = given.buffers[attention.queries.value]
+            queries = room.tensor(attention.queries)
             return tir.function(
                 [*arguments, *scratch],
                 room.functions.imported(body),
-                in_place=[(queries, room.out)] if self.in_queries else [],
+                in_place=[(queries, room.out)] if attention.in_queries else [],
             )
 
         return LayerKernel(
@@ -449,7 +392,7 @@ class AttentionKernel:
             return _Rows(room.scores, layout, scores, self.row_size, padded=True)
 
         asked = _Rows(
-            room.buffers[attention.queries.value],
+            room.tensor(attention.queries),
             self._layout(count, self.depth, narrow),
             start_of(queries, head) + first * queries.strides[-2],
             queries.strides[-2],
@@ -587,7 +530,7 @@ class AttentionKernel:
         """Panels of keys as columns. Behind the last key the last one is taken again."""
         part = self.attention.keys
         keys, step = part.places, part.places.strides[-2]
-        source, start = room.buffers[part.value], start_of(keys, head)
+        source, start = room.tensor(part), start_of(keys, head)
         lanes, depth = self.score_lanes, self.depth
 
         def key(column: tir.Expr) -> tir.Expr:
@@ -665,7 +608,7 @@ class AttentionKernel:
     def _pack_values(self, room: Packed, head: tir.Expr, at: tir.Expr) -> tir.Stmt:
         """Panels of values."""
         part = self.attention.values
-        source, start = room.buffers[part.value], start_of(part.places, head)
+        source, start = room.tensor(part), start_of(part.places, head)
         step, lanes = part.places.strides[-2], self.lanes
 
         def packed(first: tir.Expr, wide: int, to: tir.Expr) -> tir.Stmt:
@@ -705,10 +648,10 @@ class AttentionKernel:
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """A kernel's `arguments` before its own: the attention's inputs, by their values, then its
-    `constants`. `masks` are among both."""
+    """A kernel's `arguments` before its own: the attention's inputs, then its `constants`. `masks`
+    are among both."""
 
-    buffers: dict[relax.Var, tirx.Buffer]
+    buffers: tuple[tirx.Buffer, ...]
     constants: tuple[np.ndarray, ...]
     masks: tuple[tirx.Buffer, ...]
     arguments: tuple[tirx.Buffer, ...]
@@ -716,14 +659,19 @@ class Given:
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """A kernel's arguments: those of the attention by their values, a place for scores of each
-    core, and for one over the sum of each row of them."""
+    """A kernel's arguments: those of the attention, a place for scores of each core, and for one
+    over the sum of each row of them."""
 
-    buffers: dict[relax.Var, tirx.Buffer]
+    buffers: tuple[tirx.Buffer, ...]
     masks: tuple[tirx.Buffer, ...]
     out: tirx.Buffer
     scores: tirx.Buffer
     sums: tirx.Buffer
+
+    def tensor(self, part: TensorPart) -> tirx.Buffer:
+        """What has a part that is no constant."""
+        assert isinstance(part.source, int)
+        return self.buffers[part.source]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,6 @@ from tvm import tirx
 
 from edgepack.compiler.choices import PANEL, PANELS, PIXELS, WIDE, Ranked, Way
 from edgepack.compiler.layers.layer import Convolution, Layer
-from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules.layout_transform import PackedRows
 from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
 from edgepack.compiler.tiles import arm, micro, tir
@@ -33,6 +32,7 @@ from edgepack.compiler.tiles.product import (
     unrolled,
 )
 from edgepack.compiler.tiles.tile import RegisterTile
+from edgepack.compiler.value import extent
 
 # Rows of results of an image that is packed by bands: of a sequence there is one.
 _FEWEST_ROWS = 8

@@ -25,13 +25,13 @@ from tvm import tirx
 
 from edgepack.compiler.choices import Ranked, Way
 from edgepack.compiler.layers.layer import Convolution, Layer
-from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules import convolution
 from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule, product
 from edgepack.compiler.tiles import arm, micro, tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.layout import Blocked, Halo, Image, pack_channels
 from edgepack.compiler.tiles.partition import even_parts, even_pieces, worth_sharing
+from edgepack.compiler.value import extent
 
 # Weights of windows up to this size stay in registers for all rows of a block.
 _HELD_WEIGHTS = 9

@@ -19,7 +19,6 @@ from tvm import tirx
 
 from edgepack.compiler.choices import Ranked, Way
 from edgepack.compiler.layers.layer import Convolution, Layer
-from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules.convolution import halo
 from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
 from edgepack.compiler.tiles import tir
@@ -37,6 +36,7 @@ from edgepack.compiler.tiles.product import (
     pack_weights,
     rank_tiles,
 )
+from edgepack.compiler.value import extent
 
 # Of the code of one kernel: each has tiles of its own.
 _MOST_STRETCHES = 8

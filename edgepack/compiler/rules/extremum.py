@@ -9,16 +9,13 @@ waits for the one before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import reduce
 from typing import TypeAlias
 
-import tvm
-from tvm import relax, tirx
+from tvm import tirx
 
-from edgepack.compiler.layers.tensors import constant_of, shape_of
-from edgepack.compiler.rules.rule import LayerKernel, PlainKernel, product
+from edgepack.compiler.layers.layer import Extremum, Layer
+from edgepack.compiler.rules.rule import LayerKernel, Rows, RowsSite, Rule
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import FLOAT32
@@ -33,7 +30,6 @@ _COMPARED = {
     "int8": "int32",
     "uint8": "int32",
 }
-_OPERATORS = {"relax.argmax": True, "relax.argmin": False}
 # Vectors in flight.
 _VECTORS = 4
 
@@ -41,66 +37,41 @@ _VECTORS = 4
 _Best: TypeAlias = tuple[tirx.Expr, tirx.Expr]
 
 
-def make(
-    call: relax.Call, made: Mapping[relax.Var, relax.Expr], cpu: CpuModel
-) -> PlainKernel | None:
-    """The kernel of `relax.argmax` or `relax.argmin`, None for anything else.
+def takes(layer: Layer, _cpu: CpuModel) -> bool:
+    """ArgMax and ArgMin of elements that can be compared.
 
-    Where the axis was reversed before (how TVM writes `select_last_index`), the kernel looks for
-    the last one instead and counts from the end. NaN is never found, unless it is the very
-    first element: onnxruntime compares one element after the other with the best so far.
+    NaN is never found, unless it is the very first element: onnxruntime compares one element after
+    the other with the best so far.
     """
-    name = call.op.name if isinstance(call.op, tvm.ir.Op) else ""
-    if name not in _OPERATORS or call.attrs.axis is None:
-        return None
-    data, reverse = call.args[0], False
-    shape = shape_of(data)
-    dtype = str(data.ty.dtype)
-    if constant_of(data) is not None or not shape or dtype not in _COMPARED:
-        return None
-    axis = int(call.attrs.axis) % len(shape)
-    flip = made.get(data)
-    if isinstance(flip, relax.Call) and _is_flip(flip, axis):
-        data, reverse = flip.args[0], True
-    extremum = Extremum(
-        outer=product(shape[:axis]),
-        size=shape[axis],
-        inner=product(shape[axis + 1 :]),
-        dtype=dtype,
-        largest=_OPERATORS[name],
-        reverse=reverse,
-        cpu=cpu,
-    )
-    return PlainKernel(
-        rule="extremum",
-        kernel=extremum.kernel(name.removeprefix("relax.")),
-        inputs=((data, (extremum.outer, extremum.size, extremum.inner)),),
-        shape=(extremum.outer, extremum.inner),
-        dtype="int64",
-    )
+    return isinstance(layer.operator, Extremum) and layer.operator.dtype in _COMPARED
 
 
-def _is_flip(value: relax.Call, axis: int) -> bool:
-    if value.op != tvm.ir.Op.get("relax.flip"):
-        return False
-    data = value.args[0]
-    return isinstance(data, relax.Var) and int(value.attrs.axis) % len(shape_of(data)) == axis
+def rows_of(layer: Layer, cpu: CpuModel) -> RowsSite:
+    """A tensor of three axes, and indices without the one in the middle."""
+    found = layer.operator
+    assert isinstance(found, Extremum)
+    data = Rows(shape=(found.outer, found.size, found.inner), dtype=found.dtype)
+    indices = Rows(shape=(found.outer, found.inner), dtype="int64")
+    return RowsSite(layer=layer, inputs=(data,), output=indices, cpu=cpu)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Extremum:
-    """Along the middle axis of a tensor [outer, size, inner]; indices [outer, inner] int64."""
+def make(site: RowsSite) -> LayerKernel:
+    """The kernel."""
+    assert isinstance(site.layer.operator, Extremum)
+    return _ExtremumKernel(site.layer.operator, site.cpu).kernel()
 
-    outer: int
-    size: int
-    inner: int
-    dtype: str
-    largest: bool
-    reverse: bool
-    cpu: CpuModel
 
-    def kernel(self, name: str) -> LayerKernel:
-        """The kernel, of which `name` says what it is."""
+RULE = Rule(name="extremum", takes=takes, rows=rows_of, make=make)
+
+
+class _ExtremumKernel:
+    def __init__(self, found: Extremum, cpu: CpuModel) -> None:
+        self.outer, self.size, self.inner = found.outer, found.size, found.inner
+        self.dtype, self.largest, self.reverse = found.dtype, found.largest, found.reverse
+        self.cpu = cpu
+
+    def kernel(self) -> LayerKernel:
+        """The kernel."""
         source = tir.buffer("source", (self.outer, self.size, self.inner), self.dtype)
         target = tir.buffer("target", (self.outer, self.inner), "int64")
         cycles = 2.0 * self.outer * self.inner * -(-self.size // self.cpu.widest(FLOAT32))
@@ -115,6 +86,7 @@ class Extremum:
             return self._columns(source, target, outer, parallel and not by_outer)
 
         body = tir.loop_of("outer", self.outer, one, parallel=by_outer)
+        name = "argmax" if self.largest else "argmin"
         return LayerKernel(
             name=f"{name}_{self.outer}x{self.size}x{self.inner}",
             function=tir.function([source, target], body),

@@ -12,12 +12,10 @@ Keys and values are read once, where they lie: to pack them would take longer th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from tvm import tirx
 
-from edgepack.compiler.layers.attention import Attention
 from edgepack.compiler.rules.attention import (
     ELEMENT,
     PER_SCORE,
@@ -26,9 +24,8 @@ from edgepack.compiler.rules.attention import (
     shared,
     start_of,
 )
-from edgepack.compiler.rules.rule import LayerKernel, PlainKernel, product
+from edgepack.compiler.rules.rule import LayerKernel, product
 from edgepack.compiler.tiles import tir
-from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.partition import worth_sharing
 
 # Dot products side by side: enough that none waits for the addition before.
@@ -38,12 +35,6 @@ _KEYS = 8
 _SUMS = 8
 
 
-def make(attention: Attention, cpu: CpuModel) -> PlainKernel:
-    """The kernel of an attention of few queries; there is one for each."""
-    return FewQueries(attention=attention, cpu=cpu).plain()
-
-
-@dataclass(frozen=True, kw_only=True)
 class FewQueries(AttentionKernel):
     """The kernel of an attention whose keys lie row by row."""
 
@@ -131,7 +122,7 @@ class FewQueries(AttentionKernel):
     ) -> tir.Stmt:
         """Products of a query with some keys, to scores from `to` on."""
         asked, given, lanes = self.attention.queries, self.attention.keys, self.score_lanes
-        query, rows = room.buffers[asked.value], room.buffers[given.value]
+        query, rows = room.tensor(asked), room.tensor(given)
         first = start_of(asked.places, head) + row * asked.places.strides[-2]
         starts = [start_of(given.places, head) + key * given.places.strides[-2] for key in keys]
         sums = [tir.Local(f"dot{i}", lanes, ELEMENT.name) for i in range(len(keys))]
@@ -188,7 +179,7 @@ class FewQueries(AttentionKernel):
     ) -> tir.Stmt:
         """`count` vectors of a result from number `first` on."""
         part, result, lanes = self.attention.values, self.attention.result, self.lanes
-        values, step = room.buffers[part.value], part.places.strides[-2]
+        values, step = room.tensor(part), part.places.strides[-2]
         start = start_of(part.places, head) + first * lanes
         answer = start_of(result, head) + row * result.strides[-2] + first * lanes
         side_by_side = max(1, _SUMS // count)

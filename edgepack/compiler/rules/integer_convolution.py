@@ -7,7 +7,6 @@ from math import prod
 
 from edgepack.compiler import integer
 from edgepack.compiler.layers.layer import Convolution, Layer
-from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules import integer_depthwise
 from edgepack.compiler.rules.convolution import dense_weight, merged_groups
 from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
@@ -25,6 +24,7 @@ from edgepack.compiler.tiles.product import (
     pack_integers,
 )
 from edgepack.compiler.tiles.requantise import Requantising
+from edgepack.compiler.value import extent
 
 # So often each input of a product is read where it pays to move it once.
 _WORTH_MOVING = 3

@@ -11,20 +11,23 @@ So no inner loop knows the zero point. Products of rows read and write them wher
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
-from tvm import relax, tirx
+from tvm import tirx
 
-from edgepack.compiler.layers.layer import Convolution, Value
-from edgepack.compiler.layers.rows import RowProduct
-from edgepack.compiler.layers.sums import Sums, is_integers, is_range, sums_of
-from edgepack.compiler.layers.tensors import shape_of
+from edgepack.compiler.layers.layer import (
+    Convolution,
+    DynamicIntegers,
+    DynamicRange,
+    DynamicSums,
+    Layer,
+)
 from edgepack.compiler.rules import integer_depthwise
 from edgepack.compiler.rules.convolution import dense_weight, merged_groups
-from edgepack.compiler.rules.rule import LayerKernel, PlainKernel, product
+from edgepack.compiler.rules.rule import LayerKernel, Rows, RowsSite, Rule, product
 from edgepack.compiler.tiles import rows, tir
 from edgepack.compiler.tiles.cpu import INT8_BLOCK, CpuModel
 from edgepack.compiler.tiles.element import FLOAT32, INT8, INT32
@@ -48,33 +51,20 @@ _MOVED = 128
 _STEPS = 255.0
 
 
-def make(
-    call: relax.Call,
-    _made: Mapping[relax.Var, relax.Expr],
-    cpu: CpuModel,
-    rows: RowProduct | None = None,
-) -> PlainKernel | None:
-    """The kernel of what `layers.sums` has; None for anything else.
-
-    With `rows`, which has the call, the arithmetic on its results is part of it.
-    """
-    if is_range(call):
-        return _range(call, cpu)
-    if is_integers(call):
-        return _integers(call, cpu)
-    sums = sums_of(call)
-    if sums is None:
-        return None
-    return _SumsKernel(sums=sums, out=shape_of(call), cpu=cpu, rows=rows).plain()
-
-
 # ------------------------------------------------ integers of numbers
 
 
-def _range(call: relax.Call, cpu: CpuModel) -> PlainKernel:
+def range_rows(layer: Layer, cpu: CpuModel) -> RowsSite:
+    """All elements, and the scale beside the zero point."""
+    assert isinstance(layer.operator, DynamicRange)
+    data = Rows(shape=(layer.operator.size,))
+    return RowsSite(layer=layer, inputs=(data,), output=Rows(shape=(2,)), cpu=cpu)
+
+
+def make_range(site: RowsSite) -> LayerKernel:
     """Scale and zero point, as onnxruntime has them: of zeros alone the scale is 1."""
-    (data,) = call.args[1]
-    size = product(shape_of(data))
+    assert isinstance(site.layer.operator, DynamicRange)
+    size, cpu = site.layer.operator.size, site.cpu
     source, target = (tir.buffer(*of, "float32") for of in (("source", (size,)), ("target", (2,))))
     names = tir.Names()
 
@@ -100,14 +90,11 @@ def _range(call: relax.Call, cpu: CpuModel) -> PlainKernel:
     zero = tirx.max(tirx.min(zero, tir.number(_STEPS, "float32")), tir.number(0.0, "float32"))
     names.add(tir.store(target, scale, [0]))
     names.add(tir.store(target, tir.cast(rounded(zero, 1), "float32"), [1]))
-    kernel = LayerKernel(
+    return LayerKernel(
         name=f"range_{size}",
         function=tir.function([source, target], names.done()),
         constants=(),
         cycles=2 * size / cpu.widest(FLOAT32) / cpu.loads_per_cycle,
-    )
-    return PlainKernel(
-        rule="range", kernel=kernel, inputs=((data, (size,)),), shape=(2,), dtype="float32"
     )
 
 
@@ -115,10 +102,19 @@ def _range(call: relax.Call, cpu: CpuModel) -> PlainKernel:
 _PART = 1 << 12
 
 
-def _integers(call: relax.Call, cpu: CpuModel) -> PlainKernel:
+def integers_rows(layer: Layer, cpu: CpuModel) -> RowsSite:
+    """All elements, with the scale beside the zero point."""
+    assert isinstance(layer.operator, DynamicIntegers)
+    size = layer.operator.size
+    inputs = Rows(shape=(size,)), Rows(shape=(2,))
+    made = Rows(shape=(size,), dtype="uint8")
+    return RowsSite(layer=layer, inputs=inputs, output=made, cpu=cpu)
+
+
+def make_integers(site: RowsSite) -> LayerKernel:
     """The nearest to x / scale, half to even, plus the zero point, as uint8."""
-    data, steps = call.args[1]
-    size = product(shape_of(data))
+    assert isinstance(site.layer.operator, DynamicIntegers)
+    size, cpu = site.layer.operator.size, site.cpu
     source = tir.buffer("source", (size,), "float32")
     given = tir.buffer("steps", (2,), "float32")
     target = tir.buffer("target", (size,), "uint8")
@@ -153,40 +149,46 @@ def _integers(call: relax.Call, cpu: CpuModel) -> PlainKernel:
         (lambda: some(full * _PART, rest)) if rest else None,
         parallel=full > 1 and worth_sharing(cycles, cpu),
     )
-    kernel = LayerKernel(
+    return LayerKernel(
         name=f"integers_{size}",
         function=tir.function([source, given, target], body),
         constants=(),
         cycles=cycles,
-    )
-    return PlainKernel(
-        rule="quantize",
-        kernel=kernel,
-        inputs=((data, (size,)), (steps, (2,))),
-        shape=(size,),
-        dtype="uint8",
     )
 
 
 # ------------------------------------------------ their sums
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+def sums_rows(layer: Layer, cpu: CpuModel) -> RowsSite:
+    """Rows, or an image whose result is left in blocks; see `_SumsKernel.operands`."""
+    sums = layer.operator
+    assert isinstance(sums, DynamicSums)
+    made = _SumsKernel(layer, cpu)
+    inputs = [Rows(shape=sums.given, dtype=sums.dtype)]
+    if sums.zero is None:
+        inputs.append(Rows(shape=(1,), dtype=sums.dtype))
+    output: Rows | Blocked = made.target
+    if sums.in_rows:
+        output = Rows(shape=(1, *sums.made), dtype=made.target.element.name)
+    return RowsSite(
+        layer=layer,
+        inputs=tuple(inputs),
+        operands=tuple(Rows(shape=shape) for shape in made.operands),
+        output=output,
+        cpu=cpu,
+    )
+
+
+def make_sums(site: RowsSite) -> LayerKernel:
+    """The kernel of sums."""
+    return _SumsKernel(site.layer, site.cpu).kernel()
+
+
 class _SumsKernel:
-    """The kernel of sums: `out` is their shape."""
-
-    sums: Sums
-    out: tuple[int, ...]
-    cpu: CpuModel
-    rows: RowProduct | None
-
-    @property
-    def given(self) -> tuple[int, ...]:
-        """The shape of the data as the kernel sees it: [rows, depth], or an image."""
-        shape = shape_of(self.sums.data)
-        if self.sums.in_rows:
-            return product(shape[:-1]), shape[-1]
-        return shape if len(shape) == 4 else (*shape[:2], 1, shape[2])
+    def __init__(self, layer: Layer, cpu: CpuModel) -> None:
+        assert isinstance(layer.operator, DynamicSums)
+        self.layer, self.sums, self.cpu = layer, layer.operator, cpu
 
     @property
     def columns(self) -> int:
@@ -195,7 +197,7 @@ class _SumsKernel:
     @property
     def source(self) -> Blocked:
         """The layout of the integers in blocks."""
-        sums, given = self.sums, self.given
+        sums, given = self.sums, self.sums.given
         if sums.in_rows:
             return Blocked(
                 element=INT8,
@@ -229,13 +231,11 @@ class _SumsKernel:
     def target(self) -> Blocked:
         """The layout of the results, as the product sees them."""
         if self.sums.in_rows:
-            batch, height, width = 1, 1, self.given[0]
+            batch, height, width = 1, 1, self.sums.given[0]
         else:
-            batch, _, height, width = (
-                self.out if len(self.out) == 4 else (*self.out[:2], 1, *self.out[2:])
-            )
+            batch, _, height, width = self.sums.made
         return Blocked(
-            element=FLOAT32 if self.rows else INT32,
+            element=FLOAT32 if self.sums.converted else INT32,
             batch=batch,
             channels=self.columns,
             height=height,
@@ -272,15 +272,14 @@ class _SumsKernel:
         return made
 
     @property
-    def operands(self) -> list[tuple[Value, tuple[int, ...]]]:
-        """What the arithmetic reads, and as which shape; see `SumsOperand`."""
-        full = (1, self.given[0], self.columns)
-        found: list[tuple[Value, tuple[int, ...]]] = []
-        for item in self.rows.operands if self.rows else ():
-            size = product(shape_of(item))
+    def operands(self) -> list[tuple[int, ...]]:
+        """As which shape each of what the arithmetic reads is read; see `SumsOperand`."""
+        full = (1, self.sums.given[0], self.columns)
+        found: list[tuple[int, ...]] = []
+        for item in self.layer.operands:
             # What is of one row's shape is one number for each column as well.
-            is_full = self.sums.in_rows and self.given[0] > 1 and size == product(full)
-            found.append((item, full if is_full else (size,)))
+            is_full = self.sums.in_rows and self.sums.given[0] > 1 and item.size == product(full)
+            found.append(full if is_full else (item.size,))
         return found
 
     @property
@@ -297,13 +296,13 @@ class _SumsKernel:
         size = max(self.target.blocks * INT8_BLOCK, self.columns)
         return [
             np.pad(values, (0, size - len(values))).astype("float32")
-            for values in (self.rows.constants if self.rows else ())
+            for values in self.layer.constants
         ]
 
-    def plain(self) -> PlainKernel:
-        """The kernel on plain tensors; that of images leaves its result in blocks."""
+    def kernel(self) -> LayerKernel:
+        """The kernel."""
         sums, source, output = self.sums, self.source, self.target
-        in_rows, dtype = sums.in_rows, str(sums.data.ty.dtype)
+        in_rows, dtype = sums.in_rows, sums.dtype
         weight = self.weight
         dot = dot_product(
             self.cpu, weight.shape[2], narrow=bool(sums.weight.min(initial=0) > -_MOVED)
@@ -324,11 +323,9 @@ class _SumsKernel:
             dot=dot,
         )
         packed, totals = pack_integers(weight, shape, chosen.vectors, dot), self.totals
-        zero = None if isinstance(sums.zero, int) else tir.buffer("zero", (1,), dtype)
-        data = tir.buffer("data", self.given, dtype)
-        others = [
-            tir.buffer(f"operand{i}", of, "float32") for i, (_, of) in enumerate(self.operands)
-        ]
+        zero = tir.buffer("zero", (1,), dtype) if sums.zero is None else None
+        data = tir.buffer("data", sums.given, dtype)
+        others = [tir.buffer(f"operand{i}", of, "float32") for i, of in enumerate(self.operands)]
         per_column = [
             tir.buffer(f"constant{i}", values.shape, "float32")
             for i, values in enumerate(self.constants)
@@ -354,16 +351,16 @@ class _SumsKernel:
             bias=tir.buffer("bias", totals.shape, "int32"),
             epilogue=SumsEnd(
                 output,
-                self.rows.expression if self.rows else (),
+                self.layer.expression,
                 per_column,
                 [SumsOperand(buffer=item) for item in others],
                 self.cpu,
-                converts=self.rows is not None,
+                converts=sums.converted,
                 less=less,
             ),
             dot=dot,
         )
-        outside = sums.zero if isinstance(sums.zero, int) else zero
+        outside = zero if sums.zero is None else sums.zero
         assert outside is not None
         pack = _Pack(data=data, image=_Moved(blocks.buffer, source, outside, moved))
         added = _Added(data=data, zero=outside, source=source, target=output, sums=sums)
@@ -391,36 +388,25 @@ class _SumsKernel:
             *([less.inputs, channels] if less is not None else ()),
         ]
         window = "x".join(map(str, sums.weight.shape[2:]))
-        return PlainKernel(
-            rule="int8 sums",
-            kernel=LayerKernel(
-                name=f"sums{window}_{'x'.join(map(str, self.given))}_{self.columns}",
-                function=tir.function(arguments, loops.imported(body)),
-                constants=(
-                    packed,
-                    totals,
-                    *([zeros] if zeros is not None else ()),
-                    *self.constants,
-                ),
-                tile=f"{chosen}{' flat' if flat else ''}",
-                macs=sums.weight.size * output.height * output.width * output.batch,
-                cycles=integer_depthwise.cycles(chosen.cycles, packed.nbytes, self.cpu),
+        return LayerKernel(
+            name=f"sums{window}_{'x'.join(map(str, sums.given))}_{self.columns}",
+            function=tir.function(arguments, loops.imported(body)),
+            constants=(
+                packed,
+                totals,
+                *([zeros] if zeros is not None else ()),
+                *self.constants,
             ),
-            inputs=(
-                (sums.data, self.given),
-                *([] if isinstance(sums.zero, int) else [(sums.zero, (1,))]),
-                *self.operands,
-            ),
-            shape=tuple(int(item) for item in target.buffer.shape),
-            dtype=output.element.name,
-            layout=None if in_rows else output,
+            tile=f"{chosen}{' flat' if flat else ''}",
+            macs=sums.weight.size * output.height * output.width * output.batch,
+            cycles=integer_depthwise.cycles(chosen.cycles, packed.nbytes, self.cpu),
         )
 
     def _results(self, view: Blocked) -> Image:
         """Where results go."""
         if not self.sums.in_rows:
             return Image("out", self.target, view)
-        shape, blocks = (1, self.given[0], self.columns), self.target.blocks
+        shape, blocks = (1, self.sums.given[0], self.columns), self.target.blocks
         made = tir.buffer("out", shape, view.element.name)
         return Matrix(made, 0, view, last=blocks - 1, shift=-self.columns % INT8_BLOCK)
 
@@ -556,7 +542,7 @@ class _Added:
     zero: tirx.Buffer | int
     source: Blocked
     target: Blocked
-    sums: Sums
+    sums: DynamicSums
 
     @property
     def buffer(self) -> tirx.Buffer:
@@ -660,3 +646,25 @@ class _Added:
                 lambda row: tir.loop_of("column", self.target.width, lambda c: pixel(row, c)),
             ),
         )
+
+
+RULES = (
+    Rule(
+        name="range",
+        takes=lambda layer, _: isinstance(layer.operator, DynamicRange),
+        rows=range_rows,
+        make=make_range,
+    ),
+    Rule(
+        name="quantize",
+        takes=lambda layer, _: isinstance(layer.operator, DynamicIntegers),
+        rows=integers_rows,
+        make=make_integers,
+    ),
+    Rule(
+        name="int8 sums",
+        takes=lambda layer, _: isinstance(layer.operator, DynamicSums),
+        rows=sums_rows,
+        make=make_sums,
+    ),
+)

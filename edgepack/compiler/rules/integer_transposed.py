@@ -13,7 +13,6 @@ from tvm import tirx
 
 from edgepack.compiler import integer
 from edgepack.compiler.layers.layer import Layer, TransposedConvolution
-from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules import integer_depthwise
 from edgepack.compiler.rules.convolution import dense_weight, merged_groups, window_of
 from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule, product
@@ -29,6 +28,7 @@ from edgepack.compiler.tiles.product import (
     pack_integers,
 )
 from edgepack.compiler.tiles.requantise import Requantising
+from edgepack.compiler.value import extent
 
 
 def takes(layer: Layer, _cpu: CpuModel) -> bool:

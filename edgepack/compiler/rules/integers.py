@@ -9,7 +9,6 @@ from tvm import tirx
 
 from edgepack.compiler import integer
 from edgepack.compiler.layers.layer import Layer
-from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import INT8_BLOCK, CpuModel
@@ -17,6 +16,7 @@ from edgepack.compiler.tiles.element import FLOAT32
 from edgepack.compiler.tiles.layout import Blocked, Image, Planar, clear_halos
 from edgepack.compiler.tiles.partition import shared_loops
 from edgepack.compiler.tiles.requantise import Requantising, requantised
+from edgepack.compiler.value import extent
 
 # Writes one pixel of one block, given its image, block, row and column.
 _Pixel = Callable[[tir.Expr, tir.Expr, tir.Expr, tir.Expr], tir.Stmt]

@@ -13,11 +13,11 @@ from itertools import accumulate
 
 from edgepack.compiler.backend.arena import ALIGNMENT
 from edgepack.compiler.layers.layer import Concatenation, Layer, Slice
-from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules.rule import Alias, LayerKernel, LayerSite, Rule
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.layout import Blocked, Image, clear_halos
+from edgepack.compiler.value import extent
 
 
 def takes_concat(layer: Layer, cpu: CpuModel) -> bool:

@@ -13,17 +13,13 @@ earlier, and computes some of them again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import tvm
-from tvm import relax, tirx
+from tvm import tirx
 
-from edgepack.compiler.layers.rows import RowProduct
-from edgepack.compiler.layers.strided import RowsAt
-from edgepack.compiler.layers.tensors import constant_of, shape_of
-from edgepack.compiler.rules.rule import LayerKernel, PlainKernel, product
+from edgepack.compiler.layers.layer import Layer, RowProduct
+from edgepack.compiler.rules.rule import LayerKernel, Rows, RowsSite, Rule
 from edgepack.compiler.tiles import arm, micro, tile, tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import FLOAT32
@@ -40,108 +36,46 @@ _ELEMENT = FLOAT32
 _FEWEST_ROWS = 4
 
 
-def make(
-    call: relax.Call,
-    made: Mapping[relax.Var, relax.Expr],
-    cpu: CpuModel,
-    rows: RowProduct | None = None,
-    left_at: RowsAt | None = None,
-) -> PlainKernel | None:
-    """The kernel of a `relax.matmul`; None for anything else, small ones and other types.
-
-    A right matrix that was transposed before is read as it was. With `rows`, which has the call,
-    the arithmetic on its results is part of it. With `left_at` the rows of the left matrix, of
-    which there is one then, lie in a larger tensor.
-    """
-    if call.op != tvm.ir.Op.get("relax.matmul") or str(call.ty.dtype) != _ELEMENT.name:
-        return None
-    left, right = call.args
-    out, turned = shape_of(call), False
-    if constant_of(left) is not None or not out or len(shape_of(left)) < 2:
-        return None
-    before = made.get(right) if isinstance(right, relax.Var) else None
-    if isinstance(before, relax.Call) and _is_transpose(before):
-        right, turned = before.args[0], True
-    sizes = _sizes(shape_of(left), shape_of(right), turned)
-    if sizes is None or product(out) != sizes.batch * sizes.rows * sizes.columns:
-        return None
-    narrowest = cpu.narrowest(_ELEMENT)
-    if sizes.rows < _FEWEST_ROWS or min(sizes.depth, sizes.columns) < narrowest:
-        return None
-    value = constant_of(right)
-    is_odd = value is not None and (turned or sizes.right_batch > 1)
-    matrices = _Product(
-        sizes=sizes,
-        left_at=left_at or RowsAt(first=0, step=sizes.depth),
-        turned=turned,
-        constant=value,
-        cpu=cpu,
-        rows=rows,
-    )
-    is_odd = is_odd or (left_at is not None and sizes.batch > 1)
-    if is_odd or not matrices.finishes:
-        return None
-    inputs = [(left, matrices.left_shape)]
-    if value is None:
-        inputs.append((right, sizes.right_shape(turned)))
-    if rows is not None:
-        inputs += [(operand, matrices.shape) for operand in rows.operands]
-    return PlainKernel(
-        rule="product",
-        kernel=matrices.kernel(),
-        inputs=tuple(inputs),
-        shape=matrices.shape,
-        dtype=_ELEMENT.name,
-        made_from=matrices.made_from,
-    )
-
-
-def _is_transpose(value: relax.Call) -> bool:
-    """Whether it swaps the last two axes of a variable, and nothing else."""
-    if value.op != tvm.ir.Op.get("relax.permute_dims") or not isinstance(value.args[0], relax.Var):
+def takes(layer: Layer, cpu: CpuModel) -> bool:
+    """Products that are no small ones, and whose results there is a way to finish once."""
+    operator = layer.operator
+    if not isinstance(operator, RowProduct):
         return False
-    rank = len(shape_of(value))
-    axes = [int(axis) for axis in value.attrs.axes or reversed(range(rank))]
-    return axes == [*range(rank - 2), rank - 1, rank - 2]
+    if operator.rows < _FEWEST_ROWS or min(operator.depth, operator.columns) < cpu.narrowest(
+        _ELEMENT
+    ):
+        return False
+    if operator.left_at is not None and operator.batch > 1:
+        return False
+    return _ProductKernel(layer=layer, cpu=cpu).finishes
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Sizes:
-    """`batch` products of [rows, depth] and [depth, columns]; a batch of 1 serves all of them."""
+def rows_of(layer: Layer, cpu: CpuModel) -> RowsSite:
+    """Matrices, as many as there are products; operands are like the result."""
+    operator = layer.operator
+    assert isinstance(operator, RowProduct)
+    step = operator.left_at.step if operator.left_at else operator.depth
+    right = (operator.depth, operator.columns)
+    inputs = [Rows(shape=(operator.left_batch, operator.rows, step))]
+    if operator.weight is None:
+        sizes = right[::-1] if operator.transposed else right
+        inputs.append(Rows(shape=(operator.right_batch, *sizes)))
+    made = Rows(shape=(operator.batch, operator.rows, operator.columns))
+    return RowsSite(
+        layer=layer,
+        inputs=tuple(inputs),
+        operands=(made,) * len(layer.operands),
+        output=made,
+        cpu=cpu,
+    )
 
-    left_batch: int
-    right_batch: int
-    rows: int
-    depth: int
-    columns: int
 
-    @property
-    def batch(self) -> int:
-        return max(self.left_batch, self.right_batch)
-
-    def right_shape(self, turned: bool) -> tuple[int, int, int]:
-        sizes = (self.columns, self.depth) if turned else (self.depth, self.columns)
-        return self.right_batch, *sizes
+def make(site: RowsSite) -> LayerKernel:
+    """The kernel; packed panels of a right matrix that is no constant are its scratch."""
+    return _ProductKernel(layer=site.layer, cpu=site.cpu).kernel(site)
 
 
-def _sizes(left: tuple[int, ...], right: tuple[int, ...], turned: bool) -> _Sizes | None:
-    """None where batches are not equal, nor one of them 1."""
-    if len(right) < 2:
-        return None
-    ones, others = product(left[:-2]), product(right[:-2])
-    depth, columns = reversed(right[-2:]) if turned else right[-2:]
-    if others == 1:
-        # The rows of all products are those of one.
-        return _Sizes(
-            left_batch=1,
-            right_batch=1,
-            rows=ones * left[-2],
-            depth=depth,
-            columns=columns,
-        )
-    if ones != 1 and left[:-2] != right[:-2]:
-        return None
-    return _Sizes(left_batch=ones, right_batch=others, rows=left[-2], depth=depth, columns=columns)
+RULE = Rule(name="product", takes=takes, rows=rows_of, make=make, kept=True)
 
 
 class _RowEpilogue(Epilogue):
@@ -160,35 +94,20 @@ class _RowEpilogue(Epilogue):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Product:
-    sizes: _Sizes
-    left_at: RowsAt
-    turned: bool
-    constant: np.ndarray | None
+class _ProductKernel:
+    layer: Layer
     cpu: CpuModel
-    rows: RowProduct | None = None
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """That of the result."""
-        return self.sizes.batch, self.sizes.rows, self.sizes.columns
-
-    @property
-    def left_shape(self) -> tuple[int, int, int]:
-        """That of the memory in which the left matrices lie."""
-        return self.sizes.left_batch, self.sizes.rows, self.left_at.step
-
-    @property
-    def made_from(self) -> tuple[object, ...]:
-        """All that the kernel's function depends on."""
-        constant, rows = self.constant is not None, self.rows
-        counts = (len(rows.operands), len(rows.constants)) if rows else (0, 0)
-        return self.sizes, self.left_at, self.turned, constant, self.cpu, self.expression, counts
+    def sizes(self) -> RowProduct:
+        """The operator, which has them."""
+        assert isinstance(self.layer.operator, RowProduct)
+        return self.layer.operator
 
     @property
     def expression(self) -> Expression:
         """What is done to each result."""
-        return self.rows.expression if self.rows else ()
+        return self.layer.expression
 
     @property
     def finishes(self) -> bool:
@@ -226,9 +145,10 @@ class _Product:
             most_vectors=self.sizes.columns // lanes,
         )
 
-    def kernel(self) -> LayerKernel:
-        """The kernel; packed panels of a right matrix that is no constant are its scratch."""
+    def kernel(self, site: RowsSite) -> LayerKernel:
+        """The kernel of a site."""
         sizes, cpu = self.sizes, self.cpu
+        weight, layer = sizes.weight, self.layer
         lanes = self.lanes
         source = self._layout(sizes.depth, cpu.narrowest(_ELEMENT))
         target = self._layout(sizes.columns, lanes)
@@ -250,20 +170,22 @@ class _Product:
         last = (target.blocks - 1) // chosen.vectors * chosen.vectors
         shift = target.blocks * lanes - sizes.columns
 
-        left = tir.buffer("left", self.left_shape, _ELEMENT.name)
-        right = tir.buffer("right", sizes.right_shape(self.turned), _ELEMENT.name)
-        out = tir.buffer("out", self.shape, _ELEMENT.name)
-        kept = 1 if self.constant is not None or not by_batch else sizes.batch
+        assert isinstance(site.output, Rows)
+        left, *rights = (
+            tir.buffer(name, seen.shape, _ELEMENT.name)
+            for name, seen in zip(("left", "right"), site.inputs, strict=False)
+        )
+        out = tir.buffer("out", site.output.shape, _ELEMENT.name)
+        kept = 1 if weight is not None or not by_batch else sizes.batch
         weights = tir.buffer("weights", (kept * size,), _ELEMENT.name)
         bias = tir.buffer("bias", (target.blocks * lanes,), _ELEMENT.accumulator)
-        given = self.rows.constants if self.rows else ()
         others = [
-            tir.buffer(f"operand{i}", self.shape, _ELEMENT.name)
-            for i in range(len(self.rows.operands) if self.rows else 0)
+            tir.buffer(f"operand{i}", seen.shape, _ELEMENT.name)
+            for i, seen in enumerate(site.operands)
         ]
         per_column = [
             tir.buffer(f"constant{i}", (target.blocks * lanes,), _ELEMENT.name)
-            for i in range(len(given))
+            for i in range(len(layer.constants))
         ]
         functions = micro.AssemblyFunctions()
 
@@ -282,7 +204,7 @@ class _Product:
                 at = first + panel * shape.panel(chosen.vectors)
                 column = made.column(panel * chosen.vectors)
                 matrix = index if sizes.right_batch > 1 else 0
-                return self._pack(right, matrix, column, weights, at, vectors * lanes, lanes)
+                return self._pack(rights[0], matrix, column, weights, at, vectors * lanes, lanes)
 
             return ProductLoops(
                 cpu=cpu,
@@ -293,12 +215,12 @@ class _Product:
                     left,
                     index if sizes.left_batch > 1 else 0,
                     source,
-                    start=self.left_at.first,
+                    start=sizes.left_at.first if sizes.left_at else 0,
                 ),
                 target=made,
                 weights=weights,
                 bias=bias,
-                bias_first=self.rows is None or self.rows.bias is None,
+                bias_first=sizes.bias is None,
                 epilogue=_RowEpilogue(
                     target,
                     self.expression,
@@ -306,17 +228,17 @@ class _Product:
                     [Matrix(item, index, target, last=last, shift=shift) for item in others],
                 ),
                 functions=functions,
-                prepare=pack if self.constant is None else None,
+                prepare=pack if weight is None else None,
                 first_weight=first,
             )
 
         def one(index: tir.Expr) -> tir.Stmt:
             return loops_of(index).group(0, 0, parallel=parallel and not by_batch)
 
-        if self.constant is not None:
+        if weight is not None:
             arguments = [left, *others, weights, bias, *per_column, out]
         else:
-            arguments = [left, right, *others, bias, *per_column, out, weights]
+            arguments = [left, *rights, *others, bias, *per_column, out, weights]
 
         def function() -> tirx.PrimFunc:
             body = tir.loop_of("matrix", sizes.batch, one, parallel=by_batch)
@@ -325,11 +247,10 @@ class _Product:
             in_place = [(item, out) for item in others] if finishes else []
             return tir.function(arguments, functions.imported(body), in_place=in_place)
 
-        constants = [by_column(self.rows.bias if self.rows else None), *map(by_column, given)]
-        if self.constant is not None:
-            value = self.constant.reshape(sizes.depth, sizes.columns)
-            constants.insert(0, self._packed(value, chosen, lanes))
-        turned = "t" if self.turned else ""
+        constants = [by_column(sizes.bias), *map(by_column, layer.constants)]
+        if weight is not None:
+            constants.insert(0, self._packed(weight, chosen, lanes))
+        turned = "t" if sizes.transposed else ""
         return LayerKernel(
             name=f"product{turned}_{sizes.batch}_{sizes.rows}x{sizes.depth}x{sizes.columns}",
             function=function,
@@ -372,7 +293,7 @@ class _Product:
     ) -> tir.Stmt:
         """`wide` columns from `column` on, row after row, to `weights` from `at` on."""
         depth = self.sizes.depth
-        if not self.turned:
+        if not self.sizes.transposed:
 
             def row(k: tir.Expr) -> tir.Stmt:
                 copies = (

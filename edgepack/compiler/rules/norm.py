@@ -6,15 +6,13 @@ of what is left, and the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
-import tvm
-from tvm import relax, tirx
+from tvm import tirx
 
-from edgepack.compiler.layers.tensors import constant_of, shape_of
-from edgepack.compiler.rules.rule import LayerKernel, PlainKernel, product
+from edgepack.compiler.layers.layer import Layer, Norm
+from edgepack.compiler.rules.rule import LayerKernel, Rows, RowsSite, Rule
 from edgepack.compiler.tiles import rows, tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import FLOAT32
@@ -26,57 +24,32 @@ _SHORTEST = 8
 _PER_ELEMENT = 12
 
 
-def make(
-    call: relax.Call, _made: Mapping[relax.Var, relax.Expr], cpu: CpuModel
-) -> PlainKernel | None:
-    """The kernel of `relax.nn.layer_norm` and `relax.nn.rms_norm` over the last axes, with constant
-    scales and shifts; None for anything else."""
-    name = call.op.name if isinstance(call.op, tvm.ir.Op) else ""
-    if name not in ("relax.nn.layer_norm", "relax.nn.rms_norm"):
-        return None
-    data, *given = call.args
-    shape, values = shape_of(data), [constant_of(item) for item in given]
-    axes = sorted(int(axis) % len(shape) for axis in call.attrs.axes) if shape else []
-    if constant_of(data) is not None or str(data.ty.dtype) != FLOAT32.name or not axes:
-        return None
-    size = product(shape[axes[0] :])
-    if axes != list(range(axes[0], len(shape))) or size < _SHORTEST:
-        return None
-    known = [value for value in values if value is not None and value.size == size]
-    if len(known) < len(values):
-        return None
-    centred = name == "relax.nn.layer_norm"
-    if centred and not (call.attrs.center and call.attrs.scale):
-        return None
-    norm = Norm(
-        rows=product(shape) // size,
-        size=size,
-        epsilon=float(call.attrs.epsilon),
-        scale=known[0].reshape(size),
-        shift=known[1].reshape(size) if centred else None,
-        cpu=cpu,
-    )
-    return PlainKernel(
-        rule="norm",
-        kernel=norm.kernel(),
-        inputs=((data, (norm.rows, size)),),
-        shape=(norm.rows, size),
-        dtype=FLOAT32.name,
-        made_from=(norm.rows, size, norm.epsilon, centred, cpu),
-    )
+def takes(layer: Layer, _cpu: CpuModel) -> bool:
+    """Layer norm and RMS norm over rows that are no short ones."""
+    return isinstance(layer.operator, Norm) and layer.operator.size >= _SHORTEST
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Norm:
-    """Rows of `size` elements over the root of their mean square plus `epsilon`, times `scale`;
-    with a `shift`, which is added, less their mean before."""
+def rows_of(layer: Layer, cpu: CpuModel) -> RowsSite:
+    """Rows, read and written."""
+    operator = layer.operator
+    assert isinstance(operator, Norm)
+    matrix = Rows(shape=(operator.rows, operator.size))
+    return RowsSite(layer=layer, inputs=(matrix,), output=matrix, cpu=cpu)
 
-    rows: int
-    size: int
-    epsilon: float
-    scale: np.ndarray
-    shift: np.ndarray | None
-    cpu: CpuModel
+
+def make(site: RowsSite) -> LayerKernel:
+    """The kernel."""
+    assert isinstance(site.layer.operator, Norm)
+    return _NormKernel(site.layer.operator, site.cpu).kernel()
+
+
+RULE = Rule(name="norm", takes=takes, rows=rows_of, make=make, kept=True)
+
+
+class _NormKernel:
+    def __init__(self, norm: Norm, cpu: CpuModel) -> None:
+        self.rows, self.size, self.epsilon = norm.rows, norm.size, norm.epsilon
+        self.scale, self.shift, self.cpu = norm.scale, norm.shift, cpu
 
     def kernel(self) -> LayerKernel:
         """The kernel."""

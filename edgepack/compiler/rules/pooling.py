@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from edgepack.compiler.layers.layer import GlobalPooling, Layer, Pooling
-from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule, product
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.average import PlaneFold
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.layout import Image, clear_halos
 from edgepack.compiler.tiles.partition import worth_sharing
+from edgepack.compiler.value import extent
 
 # Windows are unrolled; larger ones would be more code than they are worth.
 _MOST_POINTS = 64

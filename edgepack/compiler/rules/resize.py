@@ -12,30 +12,29 @@ there a few rows at a time are turned in registers, so that a vector is one colu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-import tvm
-from tvm import relax, tirx
+from tvm import tirx
 
 from edgepack.compiler.layers.axis import Axis, Run
-from edgepack.compiler.layers.layer import Layer, Resampling, Value
-from edgepack.compiler.layers.read import resampling
-from edgepack.compiler.layers.tensors import extent
+from edgepack.compiler.layers.layer import Layer, Resampling
 from edgepack.compiler.rules.rule import (
     LayerKernel,
     LayerSite,
-    PlainKernel,
+    Rows,
+    RowsSite,
     Rule,
-    element_of,
     product,
 )
 from edgepack.compiler.tiles import tir
 from edgepack.compiler.tiles.cpu import KIB, CpuModel
+from edgepack.compiler.tiles.element import ELEMENTS
 from edgepack.compiler.tiles.layout import Image, clear_halos
 from edgepack.compiler.tiles.partition import shared_loops, worth_sharing
+from edgepack.compiler.value import extent
 
 # Results per turn of a loop: enough independent arithmetic to hide its latency.
 _TOGETHER = 4
@@ -278,53 +277,45 @@ def make(site: LayerSite) -> LayerKernel:
     )
 
 
-RESIZE = Rule(name="resize", takes=takes_resize, make=make)
-PAD = Rule(name="pad", takes=takes_pad, make=make)
+# ------------------------------------------------ of tensors as the model has them
 
 
-def make_plain(
-    call: relax.Call, _made: Mapping[Value, relax.Expr], cpu: CpuModel
-) -> PlainKernel | None:
-    """A resize of a tensor as the model has it.
+def takes_plain(layer: Layer, cpu: CpuModel) -> bool:
+    """Resizes that TVM does not do as well."""
+    operator = layer.operator
+    if not isinstance(operator, Resampling) or layer.expression or operator.repeats:
+        return False
+    return takes_resize(layer, cpu)
 
-    None for other calls, and for what TVM does as well.
-    """
-    if call.op != tvm.ir.Op.get("relax.image.resize2d") or _is_repetition(call):
-        return None
-    operator, data = resampling(call), call.args[0]
-    if operator is None or not isinstance(data, relax.Var):
-        return None
-    batch, channels, height, width = extent(data)
-    planes, (out_height, out_width) = batch * channels, extent(call)[2:]
-    shapes = (planes, height, width), (planes, out_height, out_width)
-    element = element_of(data)
-    make, most = _upright, width
+
+def planes_of(layer: Layer, cpu: CpuModel) -> RowsSite:
+    """Planes of pixels: of all images and channels."""
+    value, made = layer.inputs[0], layer.output
+    shapes = (
+        (batch * channels, height, width)
+        for batch, channels, height, width in map(extent, (value, made))
+    )
+    data, result = (Rows(shape=shape, dtype=value.dtype) for shape in shapes)
+    return RowsSite(layer=layer, inputs=(data,), output=result, cpu=cpu)
+
+
+def make_plain(site: RowsSite) -> LayerKernel:
+    """The kernel of a resize."""
+    operator, cpu = site.layer.operator, site.cpu
+    assert isinstance(operator, Resampling)
+    assert isinstance(site.output, Rows)
+    planes, height, width = site.inputs[0].shape
+    _, *out = site.output.shape
+    element = ELEMENTS[site.output.dtype]
+    way, most = _upright, width
     if not operator.columns.is_all_of(width):
-        make = _turned
+        way = _turned
         most = min(width, operator.columns.count, planes * operator.rows.count)
         most = min(most, _MOST_ROW_BYTES // (element.bytes * width))
     # What is narrower than the narrowest vector is small, too: one by one.
     lanes = max((lanes for lanes in cpu.lanes(element) if lanes <= most), default=1)
-    return PlainKernel(
-        rule=RESIZE.name,
-        kernel=make(operator, *shapes, element.name, lanes, cpu),
-        inputs=((data, shapes[0]),),
-        shape=shapes[1],
-        dtype=element.name,
-    )
-
-
-def _is_repetition(call: relax.Call) -> bool:
-    """Whether each pixel is repeated 2 or 4 times: `schedule.vectors` knows these."""
-    attrs, sizes, out = call.attrs, extent(call.args[0])[2:], extent(call)[2:]
-    modes = (attrs.method, attrs.coordinate_transformation_mode, attrs.rounding_method)
-    if modes != ("nearest_neighbor", "asymmetric", "floor"):
-        return False
-    given = [float(scale) for scale in attrs.roi][2:]
-    exact = all(
-        scale in (0, result / size) for scale, size, result in zip(given, sizes, out, strict=True)
-    )
-    return exact and out[1] in (2 * sizes[1], 4 * sizes[1])
+    shapes = (planes, height, width), (planes, out[0], out[1])
+    return way(operator, *shapes, element.name, lanes, cpu)
 
 
 def _turned(
@@ -463,3 +454,9 @@ def _in_steps(
         tir.loop_of(name, count // step, lambda i: body(i * step), parallel=parallel),
         body(count - step) if count % step else None,
     )
+
+
+RESIZE = Rule(name="resize", takes=takes_resize, make=make)
+PAD = Rule(name="pad", takes=takes_pad, make=make)
+# Of an image that no other kernel of ours reads or makes.
+PLAIN_RESIZE = Rule(name="resize", takes=takes_plain, rows=planes_of, make=make_plain)

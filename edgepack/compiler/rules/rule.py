@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any
 
 import numpy as np
-from tvm import relax, tirx
+from tvm import tirx
 
 from edgepack.compiler.choices import Ranked, Way
-from edgepack.compiler.layers.layer import Layer, Value
-from edgepack.compiler.layers.tensors import extent
+from edgepack.compiler.layers.layer import Layer
 from edgepack.compiler.tiles.cpu import CpuModel
-from edgepack.compiler.tiles.element import ELEMENTS, Element
+from edgepack.compiler.tiles.element import FLOAT32
 from edgepack.compiler.tiles.epilogue import Epilogue
 from edgepack.compiler.tiles.layout import NO_HALO, Blocked, Halo
+from edgepack.compiler.value import extent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,26 @@ class LayerSite:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rows:
+    """A tensor as the model has it, seen as one of `shape`: the same bytes in the same order."""
+
+    shape: tuple[int, ...]
+    dtype: str = FLOAT32.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsSite:
+    """A layer on tensors as the model has them, with how its kernel sees them and the CPU it will
+    run on. Of an image the result may be left in blocks."""
+
+    layer: Layer
+    inputs: tuple[Rows, ...]
+    operands: tuple[Rows, ...] = ()
+    output: Rows | Blocked
+    cpu: CpuModel
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerKernel:
     """The code of a layer and the constants it takes.
 
@@ -73,26 +94,6 @@ class LayerKernel:
     macs: int = 0
     cycles: float = 0.0
     by_pixels: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlainKernel:
-    """A kernel on tensors that lie as the model has them.
-
-    Its arguments are `inputs`, the kernel's constants, and an output of `shape` and `dtype`. Each
-    input comes with the shape that the kernel reads it as: the same bytes, reshaped. With a
-    `layout` the result is left in that one. `made_from` says all that the kernel's function depends
-    on, in numbers, words, dataclasses and tuples of those; of None no more is known than the
-    function.
-    """
-
-    rule: str
-    kernel: LayerKernel
-    inputs: tuple[tuple[Value, tuple[int, ...]], ...]
-    shape: tuple[int, ...]
-    dtype: str
-    layout: Blocked | None = None
-    made_from: object = None
 
 
 class Alias(Enum):
@@ -119,7 +120,9 @@ def _no_ways(_site: LayerSite) -> list[Ranked]:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """`takes` says whether a layer is this rule's, `make` makes its kernel.
+    """`takes` says whether a layer is this rule's, `make` makes its kernel, of a `LayerSite`. With
+    `rows` it is a rule of tensors as the model has them: that says how its kernels see a layer's,
+    and `make` is given what it says.
 
     `halo` is what the kernel wants around the layer's inputs. `reads_planar` says whether it can
     read a planar first one, which has none. `more_weights`: it is faster because it stores more of
@@ -130,7 +133,8 @@ class Rule:
     constants per channel on types and shapes only; so what is known of them is kept.
     `is_mean`: its result is the mean of each channel of its input. `averages`: its kernel can make
     that as a second result, so that the next layer is spared.
-    `alias` says how its result can be had without a kernel.
+    `alias` says how its result can be had without a kernel. `in_place_of_queries`: it puts the
+    results of an attention there, if that says so.
 
     `ways` are all ways to make a layer's kernel, each as a choice that says everything; the first
     is the rule's own, and the cheapest by the cost model. `can_take` is there if it can make
@@ -139,7 +143,8 @@ class Rule:
 
     name: str
     takes: Callable[[Layer, CpuModel], bool]
-    make: Callable[[LayerSite], LayerKernel]
+    make: Callable[[Any], LayerKernel]
+    rows: Callable[[Layer, CpuModel], RowsSite] | None = None
     halo: Callable[[Layer], Halo] = _no_halo
     reads_planar: Callable[[Layer, CpuModel], bool] = _never
     more_weights: bool = False
@@ -149,6 +154,7 @@ class Rule:
     averages: bool = False
     is_mean: bool = False
     alias: Alias | None = None
+    in_place_of_queries: bool = False
     ways: Callable[[LayerSite], list[Ranked]] = _no_ways
     can_take: Callable[[Layer, CpuModel], bool] | None = None
 
@@ -169,11 +175,6 @@ def image_of(layer: Layer, cpu: CpuModel, halo: Halo = NO_HALO) -> Blocked:
         block=cpu.block(channels, layer.element),
         halo=halo,
     )
-
-
-def element_of(value: relax.Expr) -> Element:
-    """The type of a tensor's elements; `KeyError` for one that no layout has."""
-    return ELEMENTS[str(value.ty.dtype)]
 
 
 def product(values: Sequence[int]) -> int:

@@ -6,14 +6,12 @@ powers, and the result. The powers are kept where the result will be, which may 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
-import tvm
-from tvm import relax, tirx
+from tvm import tirx
 
-from edgepack.compiler.layers.tensors import constant_of, shape_of
-from edgepack.compiler.rules.rule import LayerKernel, PlainKernel, product
+from edgepack.compiler.layers.layer import Layer, Softmax
+from edgepack.compiler.rules.rule import LayerKernel, Rows, RowsSite, Rule
 from edgepack.compiler.tiles import functions, rows, tir
 from edgepack.compiler.tiles.cpu import CpuModel
 from edgepack.compiler.tiles.element import FLOAT32
@@ -26,44 +24,35 @@ _FEWEST = 8
 _PER_ELEMENT = 36
 # Of e^x side by side, as few as fit 16 registers.
 _EXPONENTIALS = 2
-_OPERATORS = {"relax.nn.softmax": False, "relax.nn.log_softmax": True}
 
 
-def make(
-    call: relax.Call, _made: Mapping[relax.Var, relax.Expr], cpu: CpuModel
-) -> PlainKernel | None:
-    """The kernel of `relax.nn.softmax` and `relax.nn.log_softmax` along the last axis, which is
-    no short one; None for anything else."""
-    name = call.op.name if isinstance(call.op, tvm.ir.Op) else ""
-    if name not in _OPERATORS:
-        return None
-    (data,) = call.args
-    shape = shape_of(data)
-    if constant_of(data) is not None or str(data.ty.dtype) != FLOAT32.name or not shape:
-        return None
-    axis = int(call.attrs.axis) % len(shape)
-    if product(shape[axis + 1 :]) != 1 or shape[axis] < _FEWEST * cpu.widest(FLOAT32):
-        return None
-    softmax = Softmax(
-        rows=product(shape[:axis]), size=shape[axis], logarithm=_OPERATORS[name], cpu=cpu
-    )
-    return PlainKernel(
-        rule="softmax",
-        kernel=softmax.kernel(),
-        inputs=((data, (softmax.rows, softmax.size)),),
-        shape=(softmax.rows, softmax.size),
-        dtype=FLOAT32.name,
-    )
+def takes(layer: Layer, cpu: CpuModel) -> bool:
+    """Softmax and its logarithm along rows that are no short ones."""
+    operator = layer.operator
+    return isinstance(operator, Softmax) and operator.size >= _FEWEST * cpu.widest(FLOAT32)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Softmax:
-    """Of `size` elements in each row, or their logarithms."""
+def rows_of(layer: Layer, cpu: CpuModel) -> RowsSite:
+    """Rows, read and written."""
+    operator = layer.operator
+    assert isinstance(operator, Softmax)
+    matrix = Rows(shape=(operator.rows, operator.size))
+    return RowsSite(layer=layer, inputs=(matrix,), output=matrix, cpu=cpu)
 
-    rows: int
-    size: int
-    logarithm: bool
-    cpu: CpuModel
+
+def make(site: RowsSite) -> LayerKernel:
+    """The kernel."""
+    assert isinstance(site.layer.operator, Softmax)
+    return _SoftmaxKernel(site.layer.operator, site.cpu).kernel()
+
+
+RULE = Rule(name="softmax", takes=takes, rows=rows_of, make=make)
+
+
+class _SoftmaxKernel:
+    def __init__(self, softmax: Softmax, cpu: CpuModel) -> None:
+        self.rows, self.size, self.logarithm = softmax.rows, softmax.size, softmax.logarithm
+        self.cpu = cpu
 
     def kernel(self) -> LayerKernel:
         """The kernel."""

@@ -23,7 +23,6 @@ from tvm import tirx
 
 from edgepack.compiler.choices import Ranked, Way
 from edgepack.compiler.layers.layer import Convolution, Layer, Operator, Pooling, Streamed
-from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules import convolution, depthwise, pooling
 from edgepack.compiler.rules.depthwise import DepthwiseKernel
 from edgepack.compiler.rules.grouped import GroupedKernel, blocks_of_group
@@ -43,6 +42,7 @@ from edgepack.compiler.tiles.product import (
     stream_cycles,
 )
 from edgepack.compiler.tiles.tile import RegisterTile
+from edgepack.compiler.value import extent
 
 # The part of the second-level cache that scratch memory may take: what the first convolution reads
 # and what the other one writes go through it, too.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgepack.compiler.rules import (
+    attentions,
     convolution,
     depthwise,
     dilated,
@@ -49,14 +50,12 @@ RULES: tuple[Rule, ...] = (
     pointwise.POINTWISE,
     joint.CONCAT,
     joint.SLICE,
-)
-
-# The same for operators on plain tensors, tried where none of the above took a layer.
-PLAIN = (
-    extremum.make,
-    matrices.make,
-    integer_sums.make,
-    norm.make,
-    softmax.make,
-    resize.make_plain,
+    # Those of tensors as the model has them.
+    attentions.RULE,
+    matrices.RULE,
+    *integer_sums.RULES,
+    norm.RULE,
+    softmax.RULE,
+    extremum.RULE,
+    resize.PLAIN_RESIZE,
 )

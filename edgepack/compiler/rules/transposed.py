@@ -18,7 +18,6 @@ import numpy as np
 from tvm import tirx
 
 from edgepack.compiler.layers.layer import Convolution, Layer, TransposedConvolution
-from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules import convolution, depthwise
 from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule, product
 from edgepack.compiler.tiles import tir
@@ -40,6 +39,7 @@ from edgepack.compiler.tiles.product import (
     pack_bias,
     pack_weights,
 )
+from edgepack.compiler.value import extent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,6 @@ import numpy as np
 
 from edgepack.compiler.choices import FRESH, Way
 from edgepack.compiler.layers.layer import Convolution, Layer
-from edgepack.compiler.layers.tensors import extent
 from edgepack.compiler.rules.rule import image_of
 from edgepack.compiler.tiles import tile, tir, toom_cook
 from edgepack.compiler.tiles.cpu import CpuModel
@@ -19,6 +18,7 @@ from edgepack.compiler.tiles.element import FLOAT16, FLOAT32, Element
 from edgepack.compiler.tiles.layout import Blocked
 from edgepack.compiler.tiles.partition import BUSY_BY_PIECES, LAUNCH_CYCLES, busy
 from edgepack.compiler.tiles.product import choose_tile, chosen_of, rank_tiles, stream_cycles
+from edgepack.compiler.value import extent
 
 # All numbers of results that a tile may have in one direction.
 SIZES = tuple(sorted(set(chain.from_iterable(toom_cook.FORMS.values()))))
