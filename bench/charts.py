@@ -14,7 +14,7 @@ from bench.peers import TITLES
 from bench.results import DOCS, Rows, geometric_mean, load, ordered, ratio
 from edgepack.base.paths import write_atomic
 from edgepack.boards import get_board
-from edgepack.compiler.pipeline.cores import CORES, PAIRING
+from edgepack.kernels.pipeline.cores import CORES, PAIRING
 
 FOLDER = DOCS.parent / "charts"
 # File -> what it shows, and where its figures are: of which result, which table.

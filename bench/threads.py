@@ -26,7 +26,7 @@ from edgepack.compiler import plan_model
 from edgepack.compiler.backend.share import PARTS
 from edgepack.compiler.frontend.load import CheckedModel, load_model
 from edgepack.compiler.precision import Precision
-from edgepack.compiler.tiles.partition import LAUNCH_CYCLES
+from edgepack.kernels.tiles.partition import LAUNCH_CYCLES
 from edgepack.model import ModelSpec
 
 # What one piece costs whoever takes it: a compare-and-swap on a line that another core may have

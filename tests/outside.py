@@ -27,12 +27,12 @@ import onnx
 
 from edgepack.base.errors import EdgepackError
 from edgepack.base.paths import data_file
-from edgepack.compiler.choices import Way
 from edgepack.fleet.ansible import read_inventory
 from edgepack.flow.exporters import read_exporter
 from edgepack.flow.project import load_project, read_labels
 from edgepack.flow.quantized import AGREEMENT, CALIBRATION, read_quantization
 from edgepack.flow.records import Confirmation, Trial, read_records
+from edgepack.kernels.choices import Way
 from edgepack.model import ModelSpec, read_model
 from edgepack.model.states import read_declared
 from tests.onnx_models import Builder

@@ -13,10 +13,10 @@ import pytest
 
 from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel, compile_model
-from edgepack.compiler.choices import UNLIMITED
 from edgepack.compiler.precision import FULL, Precision
-from edgepack.compiler.rules.rule import Rule
-from edgepack.compiler.rules.table import RULES
+from edgepack.kernels.choices import UNLIMITED
+from edgepack.kernels.rules.rule import Rule
+from edgepack.kernels.rules.table import RULES
 from edgepack.model import ModelSpec
 from edgepack.native.toolchain import select
 from tests.onnx_models import Builder

@@ -24,11 +24,11 @@ from edgepack.base.errors import EdgepackError
 from edgepack.base.paths import locked, write_atomic
 from edgepack.base.progress import Progress
 from edgepack.boards import Board, get_board
-from edgepack.compiler.pipeline.cores import CORES, PAIRING, Core
 from edgepack.cycles import trace
 from edgepack.cycles.estimate import Costs, CycleEstimate, alternatives, estimate, estimate_pairings
 from edgepack.cycles.memories import MEMORIES, BoardMemory
 from edgepack.flow.reference import run_reference
+from edgepack.kernels.pipeline.cores import CORES, PAIRING, Core
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from edgepack.cli.pages import add_html, check_html, save
 from edgepack.cli.pages.compile import compile_page
 from edgepack.compiler import CompiledModel
 from edgepack.compiler.precision import LEAST_WINOGRAD_DB
-from edgepack.compiler.tiles.cpu import has_model, nearest_model
+from edgepack.kernels.tiles.cpu import has_model, nearest_model
 
 
 def add(parser: argparse.ArgumentParser) -> None:

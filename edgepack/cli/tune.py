@@ -102,12 +102,12 @@ def run(args: argparse.Namespace, console: Console) -> int:
 def _fit(args: argparse.Namespace, job: Job, console: Console) -> int:
     """Print figures beside those in use, and what they are worth."""
     from edgepack.compiler import cpu_key
-    from edgepack.compiler.choices import maker
     from edgepack.compiler.limited import limits_for
     from edgepack.compiler.variants import surveys_apart
     from edgepack.flow.job import precision_of
     from edgepack.flow.optimize import GROWTH
     from edgepack.flow.records import RecordsError, read_records, trials_of
+    from edgepack.kernels.choices import maker
     from edgepack.model import ModelSpec, read_model
     from edgepack.tuning.fit import Surveyor, fit
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from edgepack.base.paths import atomic_dir
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.text import format_count
-from edgepack.compiler.choices import NO_CHOICES, UNLIMITED, Choices
 from edgepack.compiler.compiled import OBJECTS
 from edgepack.compiler.compiled import CompiledModel as CompiledModel
 from edgepack.compiler.precision import FULL, Precision
+from edgepack.kernels.choices import NO_CHOICES, UNLIMITED, Choices
 
 if TYPE_CHECKING:
     from edgepack.base.apart import Limits
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from edgepack.compiler.backend.plan import Plan
     from edgepack.compiler.backend.report import Estimate, LayerReport
     from edgepack.compiler.frontend.load import CheckedModel
-    from edgepack.compiler.rules.rule import Rule
     from edgepack.gpus import Gpu
+    from edgepack.kernels.rules.rule import Rule
     from edgepack.model import ModelSpec
     from edgepack.native.toolchain import Toolchain
 
@@ -50,7 +50,7 @@ def compile_model(
     """Compile a model into `out`/{model.so, graph.json, params.bin}; `out` is replaced.
 
     A model that was not loaded yet is, by `load_model`.
-    `rules` are tried in order for each layer, None for those of `compiler.rules.table`: a way to
+    `rules` are tried in order for each layer, None for those of `kernels.rules.table`: a way to
     compare kernels, or to test one.
     `precision` says what is stored in half precision, and computed so, and what of a quantised
     model is done on integers.

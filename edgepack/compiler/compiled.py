@@ -20,9 +20,9 @@ from edgepack.base.tables import read_json
 if TYPE_CHECKING:
     from edgepack.boards import Board
     from edgepack.compiler.backend.report import LayerReport
-    from edgepack.compiler.choices import Choices
     from edgepack.compiler.precision import Precision
     from edgepack.gpus import Gpu
+    from edgepack.kernels.choices import Choices
     from edgepack.model import LoadedModel, ModelSpec, TensorInfo
     from edgepack.native.toolchain import Toolchain
 
@@ -39,6 +39,7 @@ _SOURCES = (
     "cpus.json",
     "cpus.py",
     "gpus.py",
+    "kernels",
     "model",
     "native/linker.py",
     "native/prebuilt.py",

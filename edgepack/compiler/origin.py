@@ -5,7 +5,7 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
-from edgepack.compiler.value import Origin
+from edgepack.kernels.value import Origin
 
 
 def mark(call: relax.Call, origin: Origin) -> relax.Call:

@@ -18,7 +18,6 @@ from edgepack.compiler import memory
 from edgepack.compiler.backend import llvm, plan, schedule
 from edgepack.compiler.backend.plan import Lowered, LoweredBlock
 from edgepack.compiler.backend.report import LayerReport
-from edgepack.compiler.choices import NO_CHOICES, UNLIMITED, Choices, Tunable
 from edgepack.compiler.frontend import importer, mixed, ranges
 from edgepack.compiler.frontend.float16 import widened
 from edgepack.compiler.frontend.load import CheckedModel
@@ -29,10 +28,11 @@ from edgepack.compiler.place.emit import tried_rules
 from edgepack.compiler.place.placement import place_layers
 from edgepack.compiler.place.survey import survey
 from edgepack.compiler.precision import FULL, Precision
-from edgepack.compiler.rules import table
-from edgepack.compiler.rules.rule import Rule
-from edgepack.compiler.tiles.cpu import CpuModel, cpu_model
-from edgepack.compiler.tiles.element import FLOAT16
+from edgepack.kernels.choices import NO_CHOICES, UNLIMITED, Choices, Tunable
+from edgepack.kernels.rules import table
+from edgepack.kernels.rules.rule import Rule
+from edgepack.kernels.tiles.cpu import CpuModel, cpu_model
+from edgepack.kernels.tiles.element import FLOAT16
 
 # What is folded is no more than this many times the weights, unless those are stored as integers,
 # or are in nodes.

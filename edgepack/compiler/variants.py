@@ -17,9 +17,9 @@ from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.text import format_count
 from edgepack.boards import Board
 from edgepack.compiler.backend.report import LayerReport
-from edgepack.compiler.choices import UNLIMITED, Choices, Tunable
 from edgepack.compiler.limited import within
 from edgepack.compiler.precision import FULL, Precision
+from edgepack.kernels.choices import UNLIMITED, Choices, Tunable
 from edgepack.model import ModelSpec
 from edgepack.native.toolchain import Toolchain
 

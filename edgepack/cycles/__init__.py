@@ -2,7 +2,7 @@
 
 program under qemu -> trace.c: sampled windows of instructions, and its caches' misses
                    -> trace: what lies between two marks, block by block
-                   -> compiler.pipeline: instructions, and the windows' cycles on a core
+                   -> kernels.pipeline: instructions, and the windows' cycles on a core
                    -> estimate: cycles, memory traffic, a range of milliseconds, by kernel
 
 docs/performance.md says what is in an estimate, and what is not.

@@ -8,11 +8,11 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edgepack.compiler.pipeline.cores import PAIRING, Core
-from edgepack.compiler.pipeline.instructions import ArmKind, parse
-from edgepack.compiler.pipeline.play import Step, issue_cycles, timing
 from edgepack.cycles.memories import BoardMemory
 from edgepack.cycles.trace import Trace, TracedBlock
+from edgepack.kernels.pipeline.cores import PAIRING, Core
+from edgepack.kernels.pipeline.instructions import ArmKind, parse
+from edgepack.kernels.pipeline.play import Step, issue_cycles, timing
 
 LINE = 64
 # What a window begins with fills the pipeline and is not counted.

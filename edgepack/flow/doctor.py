@@ -11,7 +11,7 @@ from edgepack.base.errors import EdgepackError
 from edgepack.base.process import run
 from edgepack.base.version import VERSION
 from edgepack.boards import TOOLCHAINS, Board
-from edgepack.compiler.tiles.cpu import has_model, nearest_model
+from edgepack.kernels.tiles.cpu import has_model, nearest_model
 from edgepack.native.prebuilt import is_available, package_of
 from edgepack.native.toolchain import find, gnu_compiler
 

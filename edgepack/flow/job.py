@@ -23,7 +23,6 @@ from edgepack.bundle.bundle import Bundle, Contents, Golden, make_bundle
 from edgepack.bundle.service import Service
 from edgepack.bundle.verified import Verified
 from edgepack.compiler import CompiledModel, compile_apart, cpu_key
-from edgepack.compiler.choices import maker
 from edgepack.compiler.compiled import CompileTask, keep_compiled
 from edgepack.compiler.limited import limits_for
 from edgepack.compiler.precision import COMPUTE, FULL, Precision
@@ -43,6 +42,7 @@ from edgepack.flow.verify import (
 )
 from edgepack.gate import gate
 from edgepack.gpus import Gpu, find_local
+from edgepack.kernels.choices import maker
 from edgepack.model import (
     LoadedModel,
     ModelSpec,

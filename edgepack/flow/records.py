@@ -27,7 +27,7 @@ from typing import Any
 from edgepack.base.errors import ConfigError
 from edgepack.base.paths import cache_dir, data_file, open_lock
 from edgepack.base.tables import Table, parse_json
-from edgepack.compiler.choices import FETCHES, LOADS, ORDERS, WEIGHTS, Way
+from edgepack.kernels.choices import FETCHES, LOADS, ORDERS, WEIGHTS, Way
 
 RECORDS_FILE = "tuning.jsonl"
 """Beside the project file."""

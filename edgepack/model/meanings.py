@@ -122,7 +122,7 @@ MEANINGS: Sequence[Meaning] = (
         form="a product between DequantizeLinear and QuantizeLinear",
         onnx="floats between integers",
         onnxruntime="integers, rounded in other places from version to version",
-        taken="integers, rounded once: edgepack.compiler.integer",
+        taken="integers, rounded once: edgepack.kernels.integer",
     ),
 )
 

@@ -16,8 +16,6 @@ from edgepack.base.progress import NO_PROGRESS, Progress, now
 from edgepack.boards import Board
 from edgepack.bundle.bundle import Golden
 from edgepack.compiler.backend.report import LayerReport
-from edgepack.compiler.choices import Choices, Tunable
-from edgepack.compiler.pipeline.cores import CORES, PAIRING, Core
 from edgepack.compiler.variants import Variants
 from edgepack.cycles import trace
 from edgepack.cycles.estimate import KernelCycles, cover_blocks, parts, window_costs
@@ -25,6 +23,8 @@ from edgepack.cycles.memories import BoardMemory, memory_of
 from edgepack.deploy.conditions import Conditions
 from edgepack.flow.job import Job
 from edgepack.flow.reference import compare
+from edgepack.kernels.choices import Choices, Tunable
+from edgepack.kernels.pipeline.cores import CORES, PAIRING, Core
 from edgepack.native.emulate import run_traced
 from edgepack.tuning.rounds import Round, TimedBlock, Times, compile_round, golden_of, same_kernels
 

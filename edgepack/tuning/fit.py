@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from edgepack.compiler.choices import Tunable, Way
 from edgepack.flow.records import RecordsError, Trial
+from edgepack.kernels.choices import Tunable, Way
 
 Figures = Mapping[str, float]
 Survey = Sequence[Tunable]

@@ -34,7 +34,6 @@ from edgepack.base.progress import NO_PROGRESS, Progress, now
 from edgepack.bundle.bundle import Golden
 from edgepack.bundle.manifest import APP
 from edgepack.compiler.backend.report import LayerReport
-from edgepack.compiler.choices import Choices
 from edgepack.compiler.variants import Variants, compile_variants
 from edgepack.deploy.answers import SenselessError
 from edgepack.deploy.app_answers import AppAnswer
@@ -51,6 +50,7 @@ from edgepack.flow.job import (
 from edgepack.flow.optimize import GROWTH
 from edgepack.flow.reference import Array, make_golden
 from edgepack.flow.tolerances import golden_tolerance, tolerance_of
+from edgepack.kernels.choices import Choices
 from edgepack.native.app import RuntimeBuild, build_runtime
 from edgepack.native.linked_app import link_app
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.compiler import cpu_key
-from edgepack.compiler.choices import maker
 from edgepack.compiler.variants import survey_apart
 from edgepack.device import SshOptions, open_device
 from edgepack.device.limit import limited
 from edgepack.flow.job import Job, model_limits, precision_of
 from edgepack.flow.optimize import GROWTH
 from edgepack.flow.records import ESTIMATED, RecordFile, read_records
+from edgepack.kernels.choices import maker
 from edgepack.tuning.estimated import CycleTimer, on_one_core
 from edgepack.tuning.rounds import DeviceTimer, Timer
 from edgepack.tuning.session import Budget, Network, Tuned, tune

@@ -19,7 +19,6 @@ from typing import Any
 from edgepack.base.intervals import median_interval
 from edgepack.base.page import Tabular
 from edgepack.base.progress import NO_PROGRESS, Progress
-from edgepack.compiler.choices import Choices, Tunable, Way
 from edgepack.deploy.conditions import Conditions
 from edgepack.flow.records import (
     Confirmation,
@@ -30,6 +29,7 @@ from edgepack.flow.records import (
     propose_trials,
     trials_of,
 )
+from edgepack.kernels.choices import Choices, Tunable, Way
 from edgepack.tuning.rounds import Round, TimedBlock, Timer, Times, spread
 
 # Variants of a round: each is a network of its own to compile, and to send. The first round, which

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edgepack.compiler.place.emit import LAYOUT
-from edgepack.compiler.rules import (
+from edgepack.kernels.rules import (
     dilated,
     integer_convolution,
     integer_transposed,
@@ -21,7 +21,7 @@ from edgepack.compiler.rules import (
     preactivated,
     streamed,
 )
-from edgepack.compiler.rules.table import RULES
+from edgepack.kernels.rules.table import RULES
 from tests.onnx_models import Builder
 from tests.targets import compile_and_run, every_target_in_parts, save_cases, some, wrong_outputs
 

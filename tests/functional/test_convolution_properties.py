@@ -18,10 +18,10 @@ import pytest
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.place.emit import LAYOUT
 from edgepack.compiler.precision import Precision
-from edgepack.compiler.rules import winograd
-from edgepack.compiler.rules.rule import Rule
-from edgepack.compiler.rules.table import RULES
-from edgepack.compiler.tiles import toom_cook
+from edgepack.kernels.rules import winograd
+from edgepack.kernels.rules.rule import Rule
+from edgepack.kernels.rules.table import RULES
+from edgepack.kernels.tiles import toom_cook
 from tests.onnx_models import Builder
 from tests.targets import TARGETS, compile_and_run, every_target, save_cases, wrong_outputs
 

@@ -14,11 +14,11 @@ from edgepack import cpus
 from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel
 from edgepack.compiler.precision import Precision
-from edgepack.compiler.rules.rule import Rule
-from edgepack.compiler.rules.table import RULES
-from edgepack.compiler.tiles import toom_cook
 from edgepack.gate import gate
 from edgepack.gate.elf import find_instructions
+from edgepack.kernels.rules.rule import Rule
+from edgepack.kernels.rules.table import RULES
+from edgepack.kernels.tiles import toom_cook
 from tests.functional.test_convolution_properties import (
     Case,
     _add,

@@ -18,8 +18,8 @@ from edgepack.boards import get_board
 from edgepack.compiler import compile_model
 from edgepack.compiler.place import emit
 from edgepack.compiler.precision import Precision
-from edgepack.compiler.tiles.cpu import CpuModel, cpu_model
-from edgepack.compiler.tiles.element import FLOAT32
+from edgepack.kernels.tiles.cpu import CpuModel, cpu_model
+from edgepack.kernels.tiles.element import FLOAT32
 from edgepack.model import ModelSpec
 from edgepack.native.toolchain import select
 from tests.onnx_models import Builder

@@ -19,7 +19,6 @@ from edgepack.boards import get_board
 from edgepack.bundle.bundle import TUNING, VERIFIED
 from edgepack.cli import main
 from edgepack.compiler import cpu_key
-from edgepack.compiler.choices import PANEL, PANELS, WIDE, Way, maker
 from edgepack.compiler.variants import compile_variants, survey_apart
 from edgepack.deploy.ab_timing import ROUNDS
 from edgepack.flow import records
@@ -27,6 +26,7 @@ from edgepack.flow.job import make_job
 from edgepack.flow.optimize import GROWTH
 from edgepack.flow.project import load_project
 from edgepack.flow.records import RecordFile, Trial
+from edgepack.kernels.choices import PANEL, PANELS, WIDE, Way, maker
 from edgepack.model import ModelSpec
 from edgepack.native.toolchain import select
 from edgepack.tuning import rounds

@@ -10,7 +10,7 @@ from bench import threads
 from bench.threads import PIECE_CYCLES, Launch, Work, launch_cycles, pieces
 from edgepack.boards import get_board
 from edgepack.compiler.frontend.load import load_model
-from edgepack.compiler.tiles.partition import LAUNCH_CYCLES
+from edgepack.kernels.tiles.partition import LAUNCH_CYCLES
 from edgepack.model import ModelSpec
 from tests.onnx_models import Builder
 from tests.targets import save_cases

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from edgepack.compiler.layers.axis import Axis, ResizeAttributes, Run, padded
+from edgepack.kernels.axis import Axis, ResizeAttributes, Run, padded
 
 
 def resize(kind: str, coordinates: str = "half_pixel", **changes: object) -> ResizeAttributes:

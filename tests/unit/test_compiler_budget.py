@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from edgepack.compiler.choices import FRESH, Ranked, Way
-from edgepack.compiler.layers.layer import Convolution, Layer
 from edgepack.compiler.place.budget import cheapest, forms_within
-from edgepack.compiler.rules import winograd
-from edgepack.compiler.rules.table import RULES
-from edgepack.compiler.tiles.cpu import CORTEX_A53, CORTEX_A72, ZEN4
+from edgepack.kernels.choices import FRESH, Ranked, Way
+from edgepack.kernels.layer import Convolution, Layer
+from edgepack.kernels.rules import winograd
+from edgepack.kernels.rules.table import RULES
+from edgepack.kernels.tiles.cpu import CORTEX_A53, CORTEX_A72, ZEN4
 from tests.unit.test_compiler_winograd import layer
 
 

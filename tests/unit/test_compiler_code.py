@@ -22,7 +22,7 @@ from edgepack.compiler.backend.build import build_library
 from edgepack.compiler.backend.code import KeptCode, digest_of, key_of
 from edgepack.compiler.backend.kernel import Kernel
 from edgepack.compiler.backend.llvm import tvm_target
-from edgepack.compiler.tiles import tir
+from edgepack.kernels.tiles import tir
 from edgepack.native.toolchain import gnu_compiler, select
 
 ASSEMBLY = """define internal i32 @edgepack_test() alwaysinline nounwind {{

@@ -1,10 +1,10 @@
-"""edgepack/compiler/tiles/expression.py: steps that are one function."""
+"""edgepack/kernels/tiles/expression.py: steps that are one function."""
 
 from __future__ import annotations
 
 import pytest
 
-from edgepack.compiler.tiles.expression import (
+from edgepack.kernels.tiles.expression import (
     Argument,
     Expression,
     Operation,

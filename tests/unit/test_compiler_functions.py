@@ -1,4 +1,4 @@
-"""edgepack/compiler/tiles/functions.py against double precision, on scalars and on vectors."""
+"""edgepack/kernels/tiles/functions.py against double precision, on scalars and on vectors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from edgepack.compiler.tiles import functions, tir
+from edgepack.kernels.tiles import functions, tir
 
 SIZE = 1 << 16
 _EXACT = {

@@ -11,7 +11,7 @@ import pytest
 import tvm
 
 from edgepack.compiler.layers.fuse import fuse
-from edgepack.compiler.layers.layer import (
+from edgepack.kernels.layer import (
     Convolution,
     GlobalPooling,
     Layer,
@@ -19,9 +19,9 @@ from edgepack.compiler.layers.layer import (
     Pooling,
     TransposedConvolution,
 )
-from edgepack.compiler.rules import convolution, depthwise, pooling, transposed
-from edgepack.compiler.tiles import arm, tile
-from edgepack.compiler.tiles.cpu import (
+from edgepack.kernels.rules import convolution, depthwise, pooling, transposed
+from edgepack.kernels.tiles import arm, tile
+from edgepack.kernels.tiles.cpu import (
     AVX2,
     AVX512,
     CORTEX_A7,
@@ -40,11 +40,11 @@ from edgepack.compiler.tiles.cpu import (
     has_model,
     nearest_model,
 )
-from edgepack.compiler.tiles.element import FLOAT16, FLOAT32, INT8, Element
-from edgepack.compiler.tiles.expression import Operand, Operation, PerChannel, Scalar, Step
-from edgepack.compiler.tiles.layout import Blocked, Halo, Image, conv_halo, pack_channels
-from edgepack.compiler.tiles.product import Shape, pack_weights
-from edgepack.compiler.value import Value
+from edgepack.kernels.tiles.element import FLOAT16, FLOAT32, INT8, Element
+from edgepack.kernels.tiles.expression import Operand, Operation, PerChannel, Scalar, Step
+from edgepack.kernels.tiles.layout import Blocked, Halo, Image, conv_halo, pack_channels
+from edgepack.kernels.tiles.product import Shape, pack_weights
+from edgepack.kernels.value import Value
 
 CPUS = (
     ZEN4,

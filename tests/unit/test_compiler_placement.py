@@ -8,13 +8,13 @@ import pytest
 
 from edgepack.compiler.frontend import importer
 from edgepack.compiler.frontend.load import load_model
-from edgepack.compiler.layers.layer import Convolution
 from edgepack.compiler.place.placement import JointOf, PlacedLayer, Placement, ViewAt, place_layers
-from edgepack.compiler.rules.convolution import merged_groups
-from edgepack.compiler.rules.table import RULES
-from edgepack.compiler.tiles.cpu import AVX512, CORTEX_A72, CpuModel
-from edgepack.compiler.tiles.element import FLOAT32
-from edgepack.compiler.tiles.layout import Halo
+from edgepack.kernels.layer import Convolution
+from edgepack.kernels.rules.convolution import merged_groups
+from edgepack.kernels.rules.table import RULES
+from edgepack.kernels.tiles.cpu import AVX512, CORTEX_A72, CpuModel
+from edgepack.kernels.tiles.element import FLOAT32
+from edgepack.kernels.tiles.layout import Halo
 from edgepack.model import ModelSpec
 from tests.onnx_models import Builder
 from tests.targets import save_cases

@@ -12,18 +12,18 @@ from onnx import numpy_helper
 from tvm import relax
 
 from edgepack.boards import get_board
-from edgepack.compiler import integer
 from edgepack.compiler.backend import plan, schedule
 from edgepack.compiler.backend.llvm import tvm_target
 from edgepack.compiler.frontend import importer, integer_reference, quantized
 from edgepack.compiler.frontend.importer import import_model
 from edgepack.compiler.frontend.load import load_model
 from edgepack.compiler.layers.fuse import fuse
-from edgepack.compiler.layers.layer import Convolution, Dequantize, Layer, Quantize
 from edgepack.compiler.layers.quantized import keep_integers
 from edgepack.compiler.layers.read import read_layers
 from edgepack.compiler.place import lower
 from edgepack.flow.reference import run_reference
+from edgepack.kernels import integer
+from edgepack.kernels.layer import Convolution, Dequantize, Layer, Quantize
 from edgepack.model import ModelSpec
 from tests import onnx_models
 from tests.onnx_models import Builder

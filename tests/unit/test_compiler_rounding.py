@@ -9,7 +9,7 @@ import pytest
 
 from edgepack.compiler.frontend import ranges, rounding
 from edgepack.compiler.precision import LEAST_WINOGRAD_DB
-from edgepack.compiler.tiles import toom_cook
+from edgepack.kernels.tiles import toom_cook
 from tests.onnx_models import Builder
 
 

@@ -12,8 +12,8 @@ from tvm import te, tirx
 
 from edgepack.compiler.backend import schedule
 from edgepack.compiler.backend.schedule import pieces, vectors
-from edgepack.compiler.tiles import tir
-from edgepack.compiler.tiles.cpu import AVX2
+from edgepack.kernels.tiles import tir
+from edgepack.kernels.tiles.cpu import AVX2
 
 Index = Callable[[tirx.Var], tirx.Expr]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from edgepack.compiler.rules.dilated import stretches
+from edgepack.kernels.rules.dilated import stretches
 
 
 def test_stretches_have_the_points_that_lie_in_the_sequence() -> None:

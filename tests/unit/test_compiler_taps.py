@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from edgepack.compiler.tiles.taps import FOUR, groups, products_and_loads
+from edgepack.kernels.tiles.taps import FOUR, groups, products_and_loads
 
 
 @pytest.mark.parametrize(("stride", "dilation"), [(1, 1), (2, 1), (3, 1), (1, 2), (2, 3), (1, 5)])

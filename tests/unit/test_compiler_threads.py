@@ -21,13 +21,13 @@ from edgepack.compiler.backend.schedule.pieces import cut, substituted
 from edgepack.compiler.frontend import importer
 from edgepack.compiler.frontend.load import load_model
 from edgepack.compiler.place import lower
-from edgepack.compiler.tiles import tir
-from edgepack.compiler.tiles.cpu import CORTEX_A53
-from edgepack.compiler.tiles.element import FLOAT32
-from edgepack.compiler.tiles.layout import Blocked
-from edgepack.compiler.tiles.partition import even_parts, even_pieces
-from edgepack.compiler.tiles.product import Shape, choose_tile
-from edgepack.compiler.tiles.product.partition import Partition
+from edgepack.kernels.tiles import tir
+from edgepack.kernels.tiles.cpu import CORTEX_A53
+from edgepack.kernels.tiles.element import FLOAT32
+from edgepack.kernels.tiles.layout import Blocked
+from edgepack.kernels.tiles.partition import even_parts, even_pieces
+from edgepack.kernels.tiles.product import Shape, choose_tile
+from edgepack.kernels.tiles.product.partition import Partition
 from edgepack.model import ModelSpec
 
 CORES = 2

@@ -9,13 +9,13 @@ from itertools import product
 import numpy as np
 import pytest
 
-from edgepack.compiler.choices import FRESH, Way
-from edgepack.compiler.layers.layer import Convolution, Layer
-from edgepack.compiler.rules import winograd
-from edgepack.compiler.rules.rule import LayerSite
-from edgepack.compiler.rules.winograd_plan import TileChunk
-from edgepack.compiler.tiles import toom_cook
-from edgepack.compiler.tiles.cpu import (
+from edgepack.kernels.choices import FRESH, Way
+from edgepack.kernels.layer import Convolution, Layer
+from edgepack.kernels.rules import winograd
+from edgepack.kernels.rules.rule import LayerSite
+from edgepack.kernels.rules.winograd_plan import TileChunk
+from edgepack.kernels.tiles import toom_cook
+from edgepack.kernels.tiles.cpu import (
     AVX2,
     CORTEX_A9,
     CORTEX_A53,
@@ -23,9 +23,9 @@ from edgepack.compiler.tiles.cpu import (
     CORTEX_A76,
     ZEN4,
 )
-from edgepack.compiler.tiles.element import FLOAT16, FLOAT32
-from edgepack.compiler.tiles.layout import Blocked
-from edgepack.compiler.value import Value, extent
+from edgepack.kernels.tiles.element import FLOAT16, FLOAT32
+from edgepack.kernels.tiles.layout import Blocked
+from edgepack.kernels.value import Value, extent
 
 FORMS = [
     form for forms in (*toom_cook.FORMS.values(), toom_cook.HALF_FORMS) for form in forms.values()

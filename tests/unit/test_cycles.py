@@ -6,12 +6,12 @@ import pytest
 
 from bench.cycles import measure, reorder
 from edgepack.base.errors import ToolchainError
-from edgepack.compiler.pipeline import cores
-from edgepack.compiler.pipeline.cores import CORES, PAIRING, Core
-from edgepack.compiler.pipeline.instructions import ArmInstruction as Arm
-from edgepack.compiler.pipeline.instructions import ArmKind, parse
-from edgepack.compiler.pipeline.play import issue_cycles, steady_cycles, steps
 from edgepack.cycles import estimate, memories, trace
+from edgepack.kernels.pipeline import cores
+from edgepack.kernels.pipeline.cores import CORES, PAIRING, Core
+from edgepack.kernels.pipeline.instructions import ArmInstruction as Arm
+from edgepack.kernels.pipeline.instructions import ArmKind, parse
+from edgepack.kernels.pipeline.play import issue_cycles, steady_cycles, steps
 from tests.support import require_tool
 
 A53, A55, A9, A7 = (CORES[f"cortex-{name}"] for name in ("a53", "a55", "a9", "a7"))

@@ -1,4 +1,4 @@
-"""Bands of depthwise convolutions: edgepack/compiler/tiles/arm/bands.py."""
+"""Bands of depthwise convolutions: edgepack/kernels/tiles/arm/bands.py."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import struct
 import numpy as np
 import pytest
 
-from edgepack.compiler.pipeline.cores import CORES, PAIRING
-from edgepack.compiler.pipeline.instructions import parse
-from edgepack.compiler.pipeline.play import issue_cycles, steps
-from edgepack.compiler.tiles import arm
-from edgepack.compiler.tiles.cpu import CORTEX_A53, CORTEX_A55, CORTEX_A72, CpuModel
-from edgepack.compiler.tiles.element import FLOAT32
+from edgepack.kernels.pipeline.cores import CORES, PAIRING
+from edgepack.kernels.pipeline.instructions import parse
+from edgepack.kernels.pipeline.play import issue_cycles, steps
+from edgepack.kernels.tiles import arm
+from edgepack.kernels.tiles.cpu import CORTEX_A53, CORTEX_A55, CORTEX_A72, CpuModel
+from edgepack.kernels.tiles.element import FLOAT32
 
 CLAMP = (
     arm.EpilogueStep(name="maximum", value=-0.5),

@@ -19,11 +19,11 @@ from edgepack.compiler.gpu.epilogue import number, statements
 from edgepack.compiler.gpu.kernel import DeviceKernel, Launch
 from edgepack.compiler.gpu.matrices import MatrixProduct
 from edgepack.compiler.gpu.transfers import Copy, find_copies
-from edgepack.compiler.tiles.expression import Operation, Scalar, Step
 from edgepack.deploy.answers import Answer
 from edgepack.deploy.app_answers import AppAnswer
 from edgepack.device.facts import parse_gpu
 from edgepack.gate import gate
+from edgepack.kernels.tiles.expression import Operation, Scalar, Step
 
 
 def _plan(calls: list[Call], count: int, **more: Any) -> Plan:

@@ -16,7 +16,7 @@ from edgepack.compiler.backend import inside
 from edgepack.compiler.backend.build import build_library
 from edgepack.compiler.backend.kernel import Kernel
 from edgepack.compiler.backend.llvm import tvm_target
-from edgepack.compiler.tiles import tir
+from edgepack.kernels.tiles import tir
 from edgepack.native.toolchain import select
 
 SOURCE = tir.buffer("source", [16], "float32")

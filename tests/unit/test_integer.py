@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edgepack.compiler.integer import (
+from edgepack.kernels.integer import (
     IntegerConcatenation,
     IntegerConvolution,
     IntegerMean,

@@ -13,20 +13,20 @@ from tvm import tirx
 from edgepack.boards import get_board
 from edgepack.compiler import plan_model
 from edgepack.compiler.backend.kernel import Facts, KeptFacts, Kernel
-from edgepack.compiler.choices import NO_CHOICES, Way
 from edgepack.compiler.frontend import importer
 from edgepack.compiler.frontend.load import load_model
-from edgepack.compiler.layers.layer import Convolution, Layer, Norm, RowProduct
 from edgepack.compiler.place import emit, known
 from edgepack.compiler.place.emit import _Kernels
-from edgepack.compiler.place.known import key_of_site
 from edgepack.compiler.place.placement import place_layers
 from edgepack.compiler.precision import FULL, Precision
-from edgepack.compiler.rules import convolution, winograd
-from edgepack.compiler.rules.rule import LayerKernel, LayerSite, Rule
-from edgepack.compiler.rules.table import RULES
-from edgepack.compiler.tiles import tir
-from edgepack.compiler.tiles.cpu import (
+from edgepack.kernels.choices import NO_CHOICES, Way
+from edgepack.kernels.key import key_of_site
+from edgepack.kernels.layer import Convolution, Layer, Norm, RowProduct
+from edgepack.kernels.rules import convolution, winograd
+from edgepack.kernels.rules.rule import LayerKernel, LayerSite, Rule
+from edgepack.kernels.rules.table import RULES
+from edgepack.kernels.tiles import tir
+from edgepack.kernels.tiles.cpu import (
     CORTEX_A9,
     CORTEX_A53,
     CORTEX_A53_32,
@@ -35,10 +35,10 @@ from edgepack.compiler.tiles.cpu import (
     ZEN4,
     CpuModel,
 )
-from edgepack.compiler.tiles.element import FLOAT16
-from edgepack.compiler.tiles.expression import Operation, Scalar, Step
-from edgepack.compiler.tiles.layout import Blocked
-from edgepack.compiler.value import Value
+from edgepack.kernels.tiles.element import FLOAT16
+from edgepack.kernels.tiles.expression import Operation, Scalar, Step
+from edgepack.kernels.tiles.layout import Blocked
+from edgepack.kernels.value import Value
 from edgepack.model import ModelSpec
 from tests.onnx_models import Builder
 from tests.targets import save_cases

@@ -15,7 +15,7 @@ from edgepack.boards import get_board
 from edgepack.compiler.backend.build import _machine_code
 from edgepack.compiler.backend.kernel import Kernel
 from edgepack.compiler.backend.llvm import tvm_target
-from edgepack.compiler.tiles import tir
+from edgepack.kernels.tiles import tir
 from edgepack.native.linker import LinkError, link_library
 
 

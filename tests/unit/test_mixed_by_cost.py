@@ -9,8 +9,8 @@ import onnx
 from edgepack.compiler.frontend.mixed import left_in_float
 from edgepack.compiler.frontend.quantized import Recognition
 from edgepack.compiler.precision import FULL
-from edgepack.compiler.rules.table import RULES
-from edgepack.compiler.tiles.cpu import CORTEX_A53
+from edgepack.kernels.rules.table import RULES
+from edgepack.kernels.tiles.cpu import CORTEX_A53
 from tests.onnx_models import Builder
 from tests.quantized_models import Chains
 

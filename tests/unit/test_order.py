@@ -1,4 +1,4 @@
-"""Instructions put in order for cores that issue in order: edgepack/compiler/pipeline/order.py."""
+"""Instructions put in order for cores that issue in order: edgepack/kernels/pipeline/order.py."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from edgepack.compiler.pipeline.cores import CORES, PAIRING
-from edgepack.compiler.pipeline.instructions import parse
-from edgepack.compiler.pipeline.order import arranged
-from edgepack.compiler.pipeline.play import steady_cycles
-from edgepack.compiler.tiles import arm
-from edgepack.compiler.tiles.cpu import (
+from edgepack.kernels.pipeline.cores import CORES, PAIRING
+from edgepack.kernels.pipeline.instructions import parse
+from edgepack.kernels.pipeline.order import arranged
+from edgepack.kernels.pipeline.play import steady_cycles
+from edgepack.kernels.tiles import arm
+from edgepack.kernels.tiles.cpu import (
     CORTEX_A9,
     CORTEX_A53,
     CORTEX_A53_32,
@@ -22,7 +22,7 @@ from edgepack.compiler.tiles.cpu import (
     CORTEX_A55_32,
     CpuModel,
 )
-from edgepack.compiler.tiles.element import FLOAT32
+from edgepack.kernels.tiles.element import FLOAT32
 
 # A machine of sixteen registers and some memory, to see that another order computes the same.
 MASK = (1 << 61) - 1

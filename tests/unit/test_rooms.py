@@ -24,6 +24,7 @@ def rooms_of_map(start: str) -> list[str]:
 MAPS = {
     "edgepack": rooms_of_map("## Map"),
     "edgepack.compiler": rooms_of_map("In `compiler/`"),
+    "edgepack.kernels": rooms_of_map("In `kernels/`"),
 }
 
 
@@ -71,7 +72,7 @@ def arrows(package: str) -> dict[tuple[str, str], set[str]]:
 @pytest.mark.parametrize("package", MAPS)
 def test_the_map_names_every_room(package: str) -> None:
     assert sorted(MAPS[package]) == sorted(rooms_in(package))
-    assert len(MAPS[package]) <= 22
+    assert len(MAPS[package]) <= 23
 
 
 @pytest.mark.parametrize("package", MAPS)
@@ -85,6 +86,20 @@ def test_nothing_is_imported_from_above(package: str) -> None:
         if target not in order or order.index(source) > order.index(target)
     }
     assert not up
+
+
+def test_the_kernel_library_knows_no_network() -> None:
+    """No graph, no model format and no board: nothing else of edgepack, and no Relax."""
+    files = sorted((ROOT / "edgepack/kernels").rglob("*.py"))
+    assert len(files) > 80
+    others = {
+        path.relative_to(ROOT).as_posix(): name
+        for path in files
+        for name in imported(ast.parse(path.read_text()))
+        if name.startswith("tvm.relax")
+        or (name.startswith("edgepack") and not name.startswith("edgepack.kernels"))
+    }
+    assert not others
 
 
 def test_an_import_is_seen_wherever_it_stands() -> None:

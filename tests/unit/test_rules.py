@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from edgepack.boards import get_board
-from edgepack.compiler import plan_model, rules
+from edgepack.compiler import plan_model
 from edgepack.compiler.frontend.load import load_model
-from edgepack.compiler.rules.rule import Rule
-from edgepack.compiler.rules.table import RULES
+from edgepack.kernels import rules
+from edgepack.kernels.rules.rule import Rule
+from edgepack.kernels.rules.table import RULES
 from edgepack.model import ModelSpec
 from tests.onnx_models import Builder
 from tests.targets import save_cases

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from edgepack.compiler.choices import Ranked, Tunable, Way
 from edgepack.flow.records import RecordsError, Trial
+from edgepack.kernels.choices import Ranked, Tunable, Way
 from edgepack.tuning.fit import Figures, Surveyor, fit
 
 IN_USE = {"memory_bandwidth": 2.0, "loads_per_cycle": 1.0}

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from edgepack.compiler.choices import Way
 from edgepack.flow.records import (
     ESTIMATED,
     Confirmation,
@@ -24,6 +23,7 @@ from edgepack.flow.records import (
     propose_trials,
     read_records,
 )
+from edgepack.kernels.choices import Way
 
 CPU, COMPILER, MODEL = "aarch64 cortex-a53 x4", "0123456789ab", "ab" * 32
 WIDE, TALL, SQUARE = (Way(rule="conv", pixels=p, vectors=v) for p, v in ((8, 1), (1, 8), (4, 4)))

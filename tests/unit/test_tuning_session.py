@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from edgepack.cli.pages.tune import costs_after, tune_page
-from edgepack.compiler.choices import Choices, Ranked, Tunable, Way
 from edgepack.deploy.conditions import Conditions
 from edgepack.flow.records import Confirmation, Record, RecordFile, Trial, choose_records
+from edgepack.kernels.choices import Choices, Ranked, Tunable, Way
 from edgepack.tuning.rounds import Round, TimedBlock, Times
 from edgepack.tuning.session import Budget, Network, Tuned, tune
 

@@ -26,7 +26,7 @@ from edgepack.base.process import run
 from edgepack.compiler import load_tvm
 from edgepack.compiler.layers.read import _READERS
 from edgepack.compiler.limited import ENVIRONMENT
-from edgepack.compiler.tiles import tir
+from edgepack.kernels.tiles import tir
 from tests.onnx_models import Builder
 
 PACKAGE = Path(__file__).parents[2] / "edgepack"

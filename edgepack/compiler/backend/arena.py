@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-# A cache line of every CPU here, and the widest vector register (AVX-512).
-ALIGNMENT = 64
+from edgepack.kernels.tiles.layout import ALIGNMENT
+
 # Of each order. The benchmark's networks take eight in all at most.
 _TRIES = 16
 

@@ -19,9 +19,9 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from edgepack.compiler.tiles import tir
-from edgepack.compiler.tiles.cpu import cpu_model
-from edgepack.compiler.tiles.element import FLOAT16
+from edgepack.kernels.tiles import tir
+from edgepack.kernels.tiles.cpu import cpu_model
+from edgepack.kernels.tiles.element import FLOAT16
 
 _COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 _KINDS = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max, *_COMPARISONS)

@@ -32,7 +32,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.sym import Analyzer
 
-from edgepack.compiler.tiles import tir
+from edgepack.kernels.tiles import tir
 
 # The error that kernels raise for it. The runtime makes a sentence of the fields of its message
 # (cpp_runtime/app/src/session.cc).

@@ -19,7 +19,7 @@ from edgepack.base.paths import write_atomic
 from edgepack.compiler.backend.code import digest_of
 from edgepack.compiler.backend.constants import joined
 from edgepack.compiler.backend.inside import Numbers
-from edgepack.compiler.tiles import tir
+from edgepack.kernels.tiles import tir
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,12 +20,13 @@ from tvm import relax, te, tirx, topi
 
 from edgepack.base.errors import ModelError
 from edgepack.compiler.backend import storage
-from edgepack.compiler.backend.arena import ALIGNMENT, Block, ByteRange, align, allocate
+from edgepack.compiler.backend.arena import Block, ByteRange, align, allocate
 from edgepack.compiler.backend.constants import bounds_of
 from edgepack.compiler.backend.kernel import Kernel
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.bound import Bound
-from edgepack.compiler.tiles import tir
+from edgepack.kernels.tiles import tir
+from edgepack.kernels.tiles.layout import ALIGNMENT
 from edgepack.model import DTYPES, LoadedModel, TensorInfo
 from edgepack.model.errors import StateError
 from edgepack.model.states import check_state

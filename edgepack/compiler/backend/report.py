@@ -64,7 +64,7 @@ class LayerReport:
     `result` tells where its result is found: among the call's arguments, and `stored` how (None:
     as the model has it). `value` is the ONNX tensor that the result is; "" if it is none, or if
     that is not known. `signature` tells the layer's kernel from those of others
-    (`layers.signature`); "" where there is only one way to make it.
+    (`kernels.signature`); "" where there is only one way to make it.
     """
 
     kernel: str

@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm import tirx
 
 from edgepack.compiler.backend.schedule.pieces import substituted
-from edgepack.compiler.tiles import tir
+from edgepack.kernels.tiles import tir
 
 PARTS = 64
 

@@ -12,7 +12,7 @@ from tvm import relax
 from edgepack.compiler.errors import UnsupportedFormError
 from edgepack.compiler.frontend.arithmetic import dtype_of, shape_of
 from edgepack.compiler.frontend.conversions import Node
-from edgepack.compiler.kernels.positions import Reach
+from edgepack.compiler.frontend.positions import Reach
 
 
 def binarizer(node: Node) -> relax.Expr:

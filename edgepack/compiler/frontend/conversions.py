@@ -13,9 +13,10 @@ import tvm
 from tvm import relax, te, tirx
 
 from edgepack.compiler.errors import UnsupportedFormError
+from edgepack.compiler.frontend import positions
+from edgepack.compiler.frontend.positions import Reach
 from edgepack.compiler.frontend.resizing import Emit, resized
-from edgepack.compiler.kernels import positions, sorting
-from edgepack.compiler.kernels.positions import Reach
+from edgepack.kernels.whole import sorting
 
 
 @dataclass(frozen=True, kw_only=True)

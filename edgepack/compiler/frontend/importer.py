@@ -42,7 +42,7 @@ from edgepack.compiler.frontend.quantized import Recognition, with_integers
 from edgepack.compiler.frontend.scattering import with_parts, with_windows
 from edgepack.compiler.frontend.volumes import with_images
 from edgepack.compiler.origin import mark, origin_of
-from edgepack.compiler.value import Origin
+from edgepack.kernels.value import Origin
 from edgepack.model import LoadedModel, infer_shapes, operator_name, opset_of
 from edgepack.model.errors import DynamicShapeError
 

@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 
 from edgepack.compiler.frontend.operator_form import is_quantized
 from edgepack.compiler.frontend.quantized import DOMAIN, NODE, arrays_of, operator_of
-from edgepack.compiler.integer import Array, FromIntegers, ToIntegers
+from edgepack.kernels.integer import Array, FromIntegers, ToIntegers
 from edgepack.model.session import cpu_session
 
 

@@ -18,10 +18,10 @@ from tvm import relax
 
 from edgepack.compiler.errors import UnsupportedFormError
 from edgepack.compiler.frontend.conversions import Node
-from edgepack.compiler.integer import IntegerOperator
 from edgepack.compiler.layers.integers import integer_call
 from edgepack.compiler.layers.sums import Sums, integers_call, range_call, sums_call
-from edgepack.compiler.tiles.cpu import INT8_BLOCK
+from edgepack.kernels.integer import IntegerOperator
+from edgepack.kernels.tiles.cpu import INT8_BLOCK
 
 _Convert = Callable[[Node], relax.Expr]
 

@@ -13,7 +13,7 @@ from edgepack.compiler.errors import UnsupportedFormError
 from edgepack.compiler.frontend import scores
 from edgepack.compiler.frontend.arithmetic import shape_of
 from edgepack.compiler.frontend.conversions import Node
-from edgepack.compiler.kernels import coupling
+from edgepack.kernels.whole import coupling
 
 
 def linear_regressor(node: Node) -> relax.Expr:

@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edgepack.base.minimum_cut import MinimumCut
-from edgepack.compiler import integer
-from edgepack.compiler.choices import FRESH, UNLIMITED, Ranked, Way
 from edgepack.compiler.frontend.quantized import Recognition, Taken
-from edgepack.compiler.integer import IntegerOperator, Steps
-from edgepack.compiler.layers.layer import (
+from edgepack.compiler.precision import Precision
+from edgepack.kernels import integer
+from edgepack.kernels.choices import FRESH, UNLIMITED, Ranked, Way
+from edgepack.kernels.integer import IntegerOperator, Steps
+from edgepack.kernels.layer import (
     Convolution,
     GlobalPooling,
     Layer,
@@ -28,12 +29,11 @@ from edgepack.compiler.layers.layer import (
     Pooling,
     TransposedConvolution,
 )
-from edgepack.compiler.place.price import cycles_of
-from edgepack.compiler.precision import Precision
-from edgepack.compiler.rules.rule import Rule, product
-from edgepack.compiler.tiles.cpu import CpuModel
-from edgepack.compiler.tiles.element import FLOAT16, FLOAT32, INT8, Element
-from edgepack.compiler.value import Value
+from edgepack.kernels.price import cycles_of
+from edgepack.kernels.rules.rule import Rule, product
+from edgepack.kernels.tiles.cpu import CpuModel
+from edgepack.kernels.tiles.element import FLOAT16, FLOAT32, INT8, Element
+from edgepack.kernels.value import Value
 
 # The cost model is good to some tenth, and floats take four times the bytes and more: they have to
 # be so much faster.

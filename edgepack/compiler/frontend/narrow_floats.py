@@ -13,7 +13,7 @@ from tvm import relax, te, tirx
 from edgepack.compiler.errors import ImportModelError
 from edgepack.compiler.frontend import conversions
 from edgepack.compiler.frontend.conversions import Node
-from edgepack.compiler.tiles import tir
+from edgepack.kernels.tiles import tir
 from edgepack.model import infer_shapes, operator_name, walk_nodes
 
 

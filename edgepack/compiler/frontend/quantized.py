@@ -24,12 +24,12 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from edgepack.compiler import integer
 from edgepack.compiler.frontend.forms import attribute, known_shapes, read_inside
 from edgepack.compiler.frontend.interpolation import Form, matrix
 from edgepack.compiler.frontend.operator_form import as_pairs, is_quantized, without_axes
-from edgepack.compiler.integer import Array, IntegerOperator, Steps, Target
-from edgepack.compiler.tiles.cpu import INT8_BLOCK
+from edgepack.kernels import integer
+from edgepack.kernels.integer import Array, IntegerOperator, Steps, Target
+from edgepack.kernels.tiles.cpu import INT8_BLOCK
 from edgepack.model import opset_of
 
 # What the nodes are called that stand for them; see `operator_of`.

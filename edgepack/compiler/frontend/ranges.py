@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgepack.compiler.frontend import rounding
 from edgepack.compiler.precision import LEAST_WINOGRAD_DB, misfit
-from edgepack.compiler.tiles import toom_cook
+from edgepack.kernels.tiles import toom_cook
 from edgepack.model import infer_shapes
 
 log = logging.getLogger(__name__)

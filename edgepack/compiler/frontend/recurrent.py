@@ -11,8 +11,8 @@ from tvm import relax
 from edgepack.compiler.errors import UnsupportedFormError
 from edgepack.compiler.frontend.conversions import Node
 from edgepack.compiler.frontend.integers import dynamic_quantize_linear
-from edgepack.compiler.kernels.positions import Reach
-from edgepack.compiler.kernels.recurrent import Activation, Recurrent, activation
+from edgepack.compiler.frontend.positions import Reach
+from edgepack.kernels.whole.recurrent import Activation, Recurrent, activation
 
 # Activations of one direction where the node names none.
 _DEFAULT = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}

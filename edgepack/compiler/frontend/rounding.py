@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from edgepack.compiler.precision import MOST
-from edgepack.compiler.tiles import arm, toom_cook
+from edgepack.kernels.tiles import arm, toom_cook
 
 # Tiles and output channels that are looked at: errors are alike in all of them.
 _TILES, _OUTS = 24, 32

@@ -14,9 +14,9 @@ from tvm import relax, tirx
 from edgepack.compiler.frontend.arithmetic import dtype_of, shape_of
 from edgepack.compiler.frontend.conversions import Node, is_static
 from edgepack.compiler.frontend.forms import attribute, known_shapes
+from edgepack.compiler.frontend.positions import Reach
 from edgepack.compiler.frontend.selection import DOMAIN
-from edgepack.compiler.kernels import updates
-from edgepack.compiler.kernels.positions import Reach
+from edgepack.kernels.whole import updates
 
 
 def scatter_nd(node: Node) -> relax.Expr | None:

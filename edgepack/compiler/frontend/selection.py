@@ -11,7 +11,7 @@ import numpy as np
 from tvm import relax
 
 from edgepack.compiler.frontend.conversions import Node
-from edgepack.compiler.kernels import selection, suppression
+from edgepack.kernels.whole import selection, suppression
 
 # Where these operators come from.
 DOMAIN = "edgepack"

@@ -14,7 +14,7 @@ from edgepack.compiler.errors import UnsupportedFormError
 from edgepack.compiler.frontend import scores
 from edgepack.compiler.frontend.arithmetic import dtype_of, shape_of
 from edgepack.compiler.frontend.conversions import Node
-from edgepack.compiler.kernels import trees
+from edgepack.kernels.whole import trees
 
 # Of the new form, by number.
 _MODES = tuple(trees.COMPARISONS)

@@ -13,7 +13,7 @@ from tvm import relax, te, tirx
 from edgepack.compiler.errors import UnsupportedFormError
 from edgepack.compiler.frontend.arithmetic import dtype_of, shape_of
 from edgepack.compiler.frontend.conversions import Node
-from edgepack.compiler.kernels.positions import Reach
+from edgepack.compiler.frontend.positions import Reach
 
 
 def space_to_depth(node: Node) -> relax.Expr | None:

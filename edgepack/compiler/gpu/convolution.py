@@ -21,9 +21,9 @@ import numpy as np
 from edgepack.compiler.gpu.epilogue import statements
 from edgepack.compiler.gpu.image import PlainImage, element, is_half, load, parameters, store
 from edgepack.compiler.gpu.kernel import DeviceKernel, Launch, groups
-from edgepack.compiler.layers.layer import Convolution, TransposedConvolution
-from edgepack.compiler.tiles.expression import Expression
 from edgepack.gpus import Gpu
+from edgepack.kernels.layer import Convolution, TransposedConvolution
+from edgepack.kernels.tiles.expression import Expression
 
 # Of K at a time: one load of four weights for each thread of a small tile.
 DEPTH = 16

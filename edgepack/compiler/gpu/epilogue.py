@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from edgepack.compiler.tiles.expression import (
+from edgepack.kernels.tiles.expression import (
     Argument,
     Expression,
     Operand,

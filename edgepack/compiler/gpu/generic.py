@@ -17,7 +17,7 @@ from tvm.s_tir import dlight
 
 from edgepack.compiler.backend import inside
 from edgepack.compiler.gpu.kernel import DeviceKernel, Extents, Launch
-from edgepack.compiler.tiles import tir
+from edgepack.kernels.tiles import tir
 
 log = logging.getLogger(__name__)
 

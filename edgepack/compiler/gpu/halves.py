@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 import tvm
 from tvm import relax
 
-from edgepack.compiler.layers.layer import Layer
 from edgepack.compiler.layers.tensors import ValueTable, variables
-from edgepack.compiler.value import Value
+from edgepack.kernels.layer import Layer
+from edgepack.kernels.value import Value
 
 # Operators whose results are elements of what they are given, whatever those are.
 _MOVES = tuple(

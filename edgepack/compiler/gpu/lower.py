@@ -29,7 +29,11 @@ from edgepack.compiler.gpu import (
 from edgepack.compiler.gpu.image import HALF_BITS, PlainImage
 from edgepack.compiler.gpu.kernel import DeviceKernel
 from edgepack.compiler.layers.fuse import fuse
-from edgepack.compiler.layers.layer import (
+from edgepack.compiler.layers.read import read_each
+from edgepack.compiler.layers.tensors import constant_of, shape_of, variables
+from edgepack.compiler.precision import Precision, misfit
+from edgepack.gpus import Gpu
+from edgepack.kernels.layer import (
     Convolution,
     GlobalPooling,
     Layer,
@@ -37,12 +41,8 @@ from edgepack.compiler.layers.layer import (
     TransposedConvolution,
     View,
 )
-from edgepack.compiler.layers.read import read_each
-from edgepack.compiler.layers.tensors import constant_of, shape_of, variables
-from edgepack.compiler.precision import Precision, misfit
-from edgepack.compiler.tiles.expression import Operand
-from edgepack.compiler.value import Value, extent
-from edgepack.gpus import Gpu
+from edgepack.kernels.tiles.expression import Operand
+from edgepack.kernels.value import Value, extent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,13 +11,13 @@ import numpy as np
 from edgepack.compiler.gpu.epilogue import number, statements
 from edgepack.compiler.gpu.image import PlainImage, element, load, parameters, store
 from edgepack.compiler.gpu.kernel import DeviceKernel, Launch, groups
-from edgepack.compiler.layers.layer import (
+from edgepack.kernels.layer import (
     Convolution,
     GlobalPooling,
     Pooling,
     TransposedConvolution,
 )
-from edgepack.compiler.tiles.expression import Expression
+from edgepack.kernels.tiles.expression import Expression
 
 _THREADS = 128
 

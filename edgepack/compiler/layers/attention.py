@@ -16,8 +16,10 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from edgepack.compiler.layers.layer import FEWEST_QUERIES, Attention, TensorPart
-from edgepack.compiler.layers.places import (
+from edgepack.compiler.layers.strided import Source, factor_of, sources
+from edgepack.compiler.layers.tensors import constant_of, shape_of, variables
+from edgepack.kernels.layer import FEWEST_QUERIES, Attention, TensorPart
+from edgepack.kernels.places import (
     Places,
     View,
     broadcast,
@@ -26,8 +28,6 @@ from edgepack.compiler.layers.places import (
     reshaped,
     transposed,
 )
-from edgepack.compiler.layers.strided import Source, factor_of, sources
-from edgepack.compiler.layers.tensors import constant_of, shape_of, variables
 
 Binding = tuple[relax.Var, relax.Expr]
 # The narrowest vector of all CPUs: fewer keys or numbers per key are none, nor are rows of values

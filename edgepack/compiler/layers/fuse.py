@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgepack.compiler.layers.axis import Axis
-from edgepack.compiler.layers.layer import (
+from edgepack.kernels.axis import Axis
+from edgepack.kernels.layer import (
     Concatenation,
     Convolution,
     Crop,
@@ -21,7 +21,7 @@ from edgepack.compiler.layers.layer import (
     Resampling,
     TransposedConvolution,
 )
-from edgepack.compiler.tiles.expression import (
+from edgepack.kernels.tiles.expression import (
     Argument,
     Expression,
     Operand,
@@ -30,7 +30,7 @@ from edgepack.compiler.tiles.expression import (
     Scalar,
     Step,
 )
-from edgepack.compiler.value import Value, extent, is_image
+from edgepack.kernels.value import Value, extent, is_image
 
 # A gate is multiplied into the weights of the 1x1 convolution behind it if there are at most so
 # many output channels per pixel. To multiply the image instead is to write it and read it once

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import relax
 
-from edgepack.compiler.integer import FromIntegers, IntegerOperator
 from edgepack.compiler.layers.tensors import constant_of, packed_name, shape_of
+from edgepack.kernels.integer import FromIntegers, IntegerOperator
 
 _NAME = "edgepack.integers"
 

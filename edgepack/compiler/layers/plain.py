@@ -10,7 +10,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from edgepack.compiler.layers.layer import (
+from edgepack.compiler.layers.sums import is_integers, is_range, sums_of
+from edgepack.compiler.layers.tensors import ValueTable, constant_of, dtype_of, shape_of
+from edgepack.kernels.layer import (
     DynamicIntegers,
     DynamicRange,
     DynamicSums,
@@ -21,11 +23,9 @@ from edgepack.compiler.layers.layer import (
     RowProduct,
     Softmax,
 )
-from edgepack.compiler.layers.sums import is_integers, is_range, sums_of
-from edgepack.compiler.layers.tensors import ValueTable, constant_of, dtype_of, shape_of
-from edgepack.compiler.tiles.element import FLOAT32, Element
-from edgepack.compiler.tiles.expression import Expression
-from edgepack.compiler.value import Value
+from edgepack.kernels.tiles.element import FLOAT32, Element
+from edgepack.kernels.tiles.expression import Expression
+from edgepack.kernels.value import Value
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,7 +56,7 @@ class Read:
 
 
 def read_plain(call: relax.Call, made: Mapping[relax.Var, relax.Expr]) -> Read | None:
-    """The operator of a call; None where none of `layer.Plain` describes it. `made` has the
+    """The operator of a call; None where none of `kernels.layer.Plain` describes it. `made` has the
     expressions of variables: where one is read through a transposition or a reversal, so is the
     tensor that those are of."""
     if is_range(call):

@@ -13,8 +13,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from edgepack.compiler.layers.layer import Quantized
 from edgepack.compiler.layers.tensors import constant_of, shape_of, variables
+from edgepack.kernels.layer import Quantized
 
 _DEQUANTIZE = "edgepack.dequantize"
 _INTEGERS = ("int8", "uint8")

@@ -14,11 +14,24 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from edgepack.compiler import integer
 from edgepack.compiler.layers.attention import Attentions, attentions
-from edgepack.compiler.layers.axis import ResizeAttributes, padded
 from edgepack.compiler.layers.integers import integer_operator
-from edgepack.compiler.layers.layer import (
+from edgepack.compiler.layers.plain import Read, read_plain
+from edgepack.compiler.layers.quantized import hidden_integers
+from edgepack.compiler.layers.rows import row_chains
+from edgepack.compiler.layers.tensors import (
+    ValueTable,
+    constant_of,
+    extent,
+    is_image,
+    same_bytes,
+    shape_of,
+    shape_of_type,
+    variables,
+)
+from edgepack.kernels import integer
+from edgepack.kernels.axis import ResizeAttributes, padded
+from edgepack.kernels.layer import (
     Concatenation,
     Convolution,
     Crop,
@@ -35,21 +48,8 @@ from edgepack.compiler.layers.layer import (
     TransposedConvolution,
     View,
 )
-from edgepack.compiler.layers.plain import Read, read_plain
-from edgepack.compiler.layers.quantized import hidden_integers
-from edgepack.compiler.layers.rows import row_chains
-from edgepack.compiler.layers.tensors import (
-    ValueTable,
-    constant_of,
-    extent,
-    is_image,
-    same_bytes,
-    shape_of,
-    shape_of_type,
-    variables,
-)
-from edgepack.compiler.tiles.element import FLOAT32, INT8
-from edgepack.compiler.tiles.expression import (
+from edgepack.kernels.tiles.element import FLOAT32, INT8
+from edgepack.kernels.tiles.expression import (
     FUNCTIONS,
     Argument,
     Operand,
@@ -58,7 +58,7 @@ from edgepack.compiler.tiles.expression import (
     Scalar,
     Step,
 )
-from edgepack.compiler.value import Value
+from edgepack.kernels.value import Value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,11 +15,11 @@ import tvm
 from tvm import relax
 
 from edgepack.compiler.layers.fuse import MAX_STEPS, reads_start, without_first
-from edgepack.compiler.layers.layer import DynamicSums, RowProduct
 from edgepack.compiler.layers.plain import Read, read_plain
 from edgepack.compiler.layers.sums import sums_of
 from edgepack.compiler.layers.tensors import constant_of, shape_of, variables
-from edgepack.compiler.tiles.expression import (
+from edgepack.kernels.layer import DynamicSums, RowProduct
+from edgepack.kernels.tiles.expression import (
     FUNCTIONS,
     Argument,
     Operand,

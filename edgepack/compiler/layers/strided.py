@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from tvm import relax
 
-from edgepack.compiler.layers.places import Places, View, broadcast, places, reshaped, transposed
 from edgepack.compiler.layers.tensors import constant_of, shape_of
+from edgepack.kernels.places import Places, View, broadcast, places, reshaped, transposed
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 
 from edgepack.compiler.origin import origin_of
-from edgepack.compiler.value import Origin, Value, extent_of
+from edgepack.kernels.value import Origin, Value, extent_of
 
 
 def shape_of(value: relax.Expr) -> tuple[int, ...]:

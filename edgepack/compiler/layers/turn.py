@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from edgepack.compiler.layers.layer import (
+from edgepack.kernels.layer import (
     Concatenation,
     Convolution,
     Foreign,
@@ -23,11 +23,11 @@ from edgepack.compiler.layers.layer import (
     Resampling,
     Slice,
 )
-from edgepack.compiler.tiles.cpu import CpuModel
-from edgepack.compiler.tiles.element import ELEMENTS
-from edgepack.compiler.tiles.layout import Blocked
-from edgepack.compiler.tiles.product import choose_tile
-from edgepack.compiler.value import Value, extent
+from edgepack.kernels.tiles.cpu import CpuModel
+from edgepack.kernels.tiles.element import ELEMENTS
+from edgepack.kernels.tiles.layout import Blocked
+from edgepack.kernels.tiles.product import choose_tile
+from edgepack.kernels.value import Value, extent
 
 # The part of a region's cycles that has to be left where bytes move: the cost model is no better
 # than that (a guess).

@@ -18,12 +18,12 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from edgepack.compiler.choices import FRESH, Choices, Ranked, Way
-from edgepack.compiler.layers.layer import Convolution, Layer
-from edgepack.compiler.layers.signature import signature_of
-from edgepack.compiler.rules.rule import Rule
-from edgepack.compiler.tiles.cpu import CpuModel
-from edgepack.compiler.value import extent
+from edgepack.kernels.choices import FRESH, Choices, Ranked, Way
+from edgepack.kernels.layer import Convolution, Layer
+from edgepack.kernels.rules.rule import Rule
+from edgepack.kernels.signature import signature_of
+from edgepack.kernels.tiles.cpu import CpuModel
+from edgepack.kernels.value import extent
 
 # Parts that the bytes are counted in.
 _PARTS = 2048

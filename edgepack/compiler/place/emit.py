@@ -19,13 +19,9 @@ from edgepack.compiler.backend.kernel import KeptFacts, Kernel
 from edgepack.compiler.backend.report import LayerReport, Stored
 from edgepack.compiler.backend.storage import joint as joint_of
 from edgepack.compiler.backend.storage import view
-from edgepack.compiler.choices import NO_CHOICES, UNLIMITED, Choices
 from edgepack.compiler.layers import sums
-from edgepack.compiler.layers.layer import Layer
-from edgepack.compiler.layers.signature import signature_of
 from edgepack.compiler.layers.tensors import ValueTable, packed_name, shape_of, shape_of_type
 from edgepack.compiler.origin import origin_of
-from edgepack.compiler.place.known import key_of_site
 from edgepack.compiler.place.placement import (
     JointOf,
     PlacedLayer,
@@ -34,12 +30,16 @@ from edgepack.compiler.place.placement import (
     place_layers,
 )
 from edgepack.compiler.precision import FULL, Precision
-from edgepack.compiler.rules import joint, layout_transform
-from edgepack.compiler.rules.rule import LayerKernel, RowsSite, Rule, product
-from edgepack.compiler.rules.table import RULES
-from edgepack.compiler.tiles.cpu import cpu_model
-from edgepack.compiler.tiles.layout import Blocked
-from edgepack.compiler.value import Origin, Value
+from edgepack.kernels.choices import NO_CHOICES, UNLIMITED, Choices
+from edgepack.kernels.key import key_of_site
+from edgepack.kernels.layer import Layer
+from edgepack.kernels.rules import joint, layout_transform
+from edgepack.kernels.rules.rule import LayerKernel, RowsSite, Rule, product
+from edgepack.kernels.rules.table import RULES
+from edgepack.kernels.signature import signature_of
+from edgepack.kernels.tiles.cpu import cpu_model
+from edgepack.kernels.tiles.layout import Blocked
+from edgepack.kernels.value import Origin, Value
 
 # What reports call the kernels that change a tensor's layout.
 LAYOUT = "layout"

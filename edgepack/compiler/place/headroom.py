@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edgepack.compiler.choices import FRESH, Choices, Ranked, Way
-from edgepack.compiler.layers.layer import (
+from edgepack.kernels.choices import FRESH, Choices, Ranked, Way
+from edgepack.kernels.layer import (
     Attention,
     Concatenation,
     Convolution,
@@ -26,12 +26,12 @@ from edgepack.compiler.layers.layer import (
     Streamed,
     View,
 )
-from edgepack.compiler.layers.signature import signature_of
-from edgepack.compiler.rules import joint
-from edgepack.compiler.rules.rule import Rule, image_of
-from edgepack.compiler.tiles.cpu import CpuModel
-from edgepack.compiler.tiles.element import FLOAT32
-from edgepack.compiler.value import Value, extent
+from edgepack.kernels.rules import joint
+from edgepack.kernels.rules.rule import Rule, image_of
+from edgepack.kernels.signature import signature_of
+from edgepack.kernels.tiles.cpu import CpuModel
+from edgepack.kernels.tiles.element import FLOAT32
+from edgepack.kernels.value import Value, extent
 
 # What scratch memory may add to the two largest neighbours; the first that is not too slow.
 _SHARES = (1 / 16, 1 / 4, 1 / 2)

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import tvm
 from tvm import relax, te, tirx, topi
 
-from edgepack.compiler.tiles import tir
+from edgepack.kernels.tiles import tir
 
 Legalize: TypeAlias = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from edgepack.compiler.layers.layer import (
+from edgepack.compiler.precision import Precision
+from edgepack.kernels.layer import (
     Concatenation,
     Conversion,
     Convolution,
@@ -25,10 +26,9 @@ from edgepack.compiler.layers.layer import (
     Slice,
     View,
 )
-from edgepack.compiler.precision import Precision
-from edgepack.compiler.rules import winograd_plan
-from edgepack.compiler.tiles.expression import Argument, Operand, Operation, Scalar, Step
-from edgepack.compiler.value import Value
+from edgepack.kernels.rules import winograd_plan
+from edgepack.kernels.tiles.expression import Argument, Operand, Operation, Scalar, Step
+from edgepack.kernels.value import Value
 
 # Results of a tile in each direction where nothing bounds what is read.
 UNBOUNDED = 2

@@ -13,16 +13,16 @@ from tvm import relax
 
 from edgepack.base import apart
 from edgepack.compiler import place
-from edgepack.compiler.choices import NO_CHOICES, UNLIMITED, Choices
 from edgepack.compiler.errors import DATA_SHAPE_HINT, ImportModelError
 from edgepack.compiler.layers.quantized import keep_integers
 from edgepack.compiler.layers.quotients import as_products
 from edgepack.compiler.origin import origin_of
 from edgepack.compiler.place.legalize import LEGALIZATIONS
 from edgepack.compiler.precision import FULL, Precision
-from edgepack.compiler.rules.rule import Rule
-from edgepack.compiler.rules.table import RULES
-from edgepack.compiler.value import Origin
+from edgepack.kernels.choices import NO_CHOICES, UNLIMITED, Choices
+from edgepack.kernels.rules.rule import Rule
+from edgepack.kernels.rules.table import RULES
+from edgepack.kernels.value import Origin
 from edgepack.model import LoadedModel
 from edgepack.model.errors import DynamicShapeError
 

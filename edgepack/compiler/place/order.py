@@ -10,7 +10,7 @@ import heapq
 from collections import Counter
 from collections.abc import Sequence
 
-from edgepack.compiler.layers.layer import Layer
+from edgepack.kernels.layer import Layer
 
 
 def as_late_as_possible(layers: Sequence[Layer]) -> list[Layer]:

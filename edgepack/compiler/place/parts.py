@@ -22,7 +22,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from edgepack.compiler.layers.layer import (
+from edgepack.compiler.place.headroom import Headroom, fastest, fewest_cycles, scratch_of
+from edgepack.kernels.layer import (
     Concatenation,
     Convolution,
     GlobalPooling,
@@ -30,12 +31,11 @@ from edgepack.compiler.layers.layer import (
     Pointwise,
     TransposedConvolution,
 )
-from edgepack.compiler.place.headroom import Headroom, fastest, fewest_cycles, scratch_of
-from edgepack.compiler.rules.rule import Rule, image_of
-from edgepack.compiler.tiles.cpu import CpuModel
-from edgepack.compiler.tiles.element import FLOAT32
-from edgepack.compiler.tiles.expression import Expression, Operand, Operation, Step
-from edgepack.compiler.value import Value, extent
+from edgepack.kernels.rules.rule import Rule, image_of
+from edgepack.kernels.tiles.cpu import CpuModel
+from edgepack.kernels.tiles.element import FLOAT32
+from edgepack.kernels.tiles.expression import Expression, Operand, Operation, Step
+from edgepack.kernels.value import Value, extent
 
 # Memory is short from so much more than the two largest neighbours on.
 _SHORT = 0.1

@@ -15,20 +15,8 @@ from typing import TypeVar
 
 from tvm import relax
 
-from edgepack.compiler.choices import NO_CHOICES, UNLIMITED, Choices, Way
-from edgepack.compiler.integer import IntegerOperator
 from edgepack.compiler.layers.fuse import fuse
-from edgepack.compiler.layers.layer import (
-    Conversion,
-    Convolution,
-    Layer,
-    Plain,
-    Resampling,
-    Slice,
-    View,
-)
 from edgepack.compiler.layers.read import Reading, read_layers
-from edgepack.compiler.layers.signature import signature_of
 from edgepack.compiler.layers.tensors import ValueTable, variables
 from edgepack.compiler.layers.turn import Turned, turn
 from edgepack.compiler.place import budget
@@ -39,12 +27,24 @@ from edgepack.compiler.place.parts import with_parts
 from edgepack.compiler.place.rows import rule_of_rows, with_results_in_queries
 from edgepack.compiler.place.streams import in_rows_where_faster, with_streams
 from edgepack.compiler.precision import FULL, Precision, misfit
-from edgepack.compiler.rules import conversion, joint, streamed
-from edgepack.compiler.rules.rule import Alias, LayerSite, Rule, product
-from edgepack.compiler.tiles.cpu import CpuModel
-from edgepack.compiler.tiles.element import FLOAT16, FLOAT32, Element
-from edgepack.compiler.tiles.layout import NO_HALO, Blocked, Halo
-from edgepack.compiler.value import Value, extent
+from edgepack.kernels.choices import NO_CHOICES, UNLIMITED, Choices, Way
+from edgepack.kernels.integer import IntegerOperator
+from edgepack.kernels.layer import (
+    Conversion,
+    Convolution,
+    Layer,
+    Plain,
+    Resampling,
+    Slice,
+    View,
+)
+from edgepack.kernels.rules import conversion, joint, streamed
+from edgepack.kernels.rules.rule import Alias, LayerSite, Rule, product
+from edgepack.kernels.signature import signature_of
+from edgepack.kernels.tiles.cpu import CpuModel
+from edgepack.kernels.tiles.element import FLOAT16, FLOAT32, Element
+from edgepack.kernels.tiles.layout import NO_HALO, Blocked, Halo
+from edgepack.kernels.value import Value, extent
 
 _T = TypeVar("_T")
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from edgepack.compiler.layers.layer import Attention, Layer, RowProduct
-from edgepack.compiler.layers.places import RowsAt
-from edgepack.compiler.rules.rule import Rule
-from edgepack.compiler.tiles.cpu import CpuModel
-from edgepack.compiler.value import Value
+from edgepack.kernels.layer import Attention, Layer, RowProduct
+from edgepack.kernels.places import RowsAt
+from edgepack.kernels.rules.rule import Rule
+from edgepack.kernels.tiles.cpu import CpuModel
+from edgepack.kernels.value import Value
 
 
 def rule_of_rows(layer: Layer, rules: Sequence[Rule], cpu: CpuModel) -> Rule | None:

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Collection, MutableMapping, Sequence
 from dataclasses import replace
 
-from edgepack.compiler.layers.layer import Convolution, Layer, Pooling, Streamed
 from edgepack.compiler.place.headroom import Headroom
-from edgepack.compiler.rules import (
+from edgepack.kernels.layer import Convolution, Layer, Pooling, Streamed
+from edgepack.kernels.rules import (
     convolution,
     depthwise,
     pointwise,
@@ -17,9 +17,9 @@ from edgepack.compiler.rules import (
     streamed,
     winograd_plan,
 )
-from edgepack.compiler.rules.rule import Rule
-from edgepack.compiler.tiles.cpu import CpuModel
-from edgepack.compiler.value import Value
+from edgepack.kernels.rules.rule import Rule
+from edgepack.kernels.tiles.cpu import CpuModel
+from edgepack.kernels.value import Value
 
 
 def in_rows_where_faster(

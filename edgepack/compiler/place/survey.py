@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgepack.compiler.choices import UNLIMITED, Ranked, Tunable
-from edgepack.compiler.layers.signature import signature_of
 from edgepack.compiler.place.placement import PlacedLayer, Placement
-from edgepack.compiler.rules.rule import Rule
-from edgepack.compiler.tiles.element import FLOAT16
+from edgepack.kernels.choices import UNLIMITED, Ranked, Tunable
+from edgepack.kernels.rules.rule import Rule
+from edgepack.kernels.signature import signature_of
+from edgepack.kernels.tiles.element import FLOAT16
 
 
 def survey(

@@ -13,7 +13,7 @@ from edgepack.compiler.backend import constants
 from edgepack.compiler.backend.schedule.generic import generic
 from edgepack.compiler.backend.schedule.scratch import hoist_scratch
 from edgepack.compiler.backend.schedule.vectors import vectorise
-from edgepack.compiler.tiles.cpu import cpu_model
+from edgepack.kernels.tiles.cpu import cpu_model
 
 
 def schedule(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:

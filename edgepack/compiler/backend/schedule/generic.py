@@ -18,9 +18,9 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
-from edgepack.compiler.tiles.cpu import CpuModel
-from edgepack.compiler.tiles.element import FLOAT32
-from edgepack.compiler.tiles.functions import is_function
+from edgepack.kernels.tiles.cpu import CpuModel
+from edgepack.kernels.tiles.element import FLOAT32
+from edgepack.kernels.tiles.functions import is_function
 
 _realize = tvm.get_global_func("s_tir.schedule.GetSBlockRealize")
 

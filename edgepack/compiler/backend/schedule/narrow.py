@@ -13,7 +13,7 @@ import tvm_ffi
 from tvm import tirx
 
 from edgepack.compiler.backend.schedule.pieces import substituted
-from edgepack.compiler.tiles import tir
+from edgepack.kernels.tiles import tir
 
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max)
 _COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)

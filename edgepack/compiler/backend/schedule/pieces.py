@@ -15,7 +15,7 @@ from tvm import tirx
 from tvm.sym import Analyzer, detect_linear_equation
 
 from edgepack.compiler.backend import exact
-from edgepack.compiler.tiles import tir
+from edgepack.kernels.tiles import tir
 
 # More pieces than this are more code than they save.
 _MOST_PIECES = 4

@@ -23,8 +23,8 @@ from tvm.sym import Analyzer, detect_linear_equation
 from edgepack.compiler.backend import exact, inside
 from edgepack.compiler.backend.schedule.narrow import narrowed
 from edgepack.compiler.backend.schedule.pieces import cut, substituted
-from edgepack.compiler.tiles import functions, tir
-from edgepack.compiler.tiles.cpu import CpuModel
+from edgepack.kernels.tiles import functions, tir
+from edgepack.kernels.tiles.cpu import CpuModel
 
 # Sums that run side by side: as many as cover the latency of an addition, 3 to 4 cycles of one
 # or two additions each on all CPUs here.

@@ -1,0 +1,40 @@
+"""Which kernel an attention gets: one that packs keys and values, or one that reads them where they
+lie."""
+
+from __future__ import annotations
+
+from edgepack.kernels.layer import FEWEST_QUERIES, Attention, Layer
+from edgepack.kernels.rules.attention import AttentionKernel
+from edgepack.kernels.rules.few_queries import FewQueries
+from edgepack.kernels.rules.rule import LayerKernel, Rows, RowsSite, Rule, product
+from edgepack.kernels.tiles.cpu import CpuModel
+
+
+def takes(layer: Layer, _cpu: CpuModel) -> bool:
+    """All attentions; `layers.attention` says what is one."""
+    return isinstance(layer.operator, Attention)
+
+
+def rows_of(layer: Layer, cpu: CpuModel) -> RowsSite:
+    """All elements of each tensor."""
+    operator = layer.operator
+    assert isinstance(operator, Attention)
+    inputs = tuple(Rows(shape=(size,)) for size in operator.sizes)
+    made = product(operator.result.shape)
+    if operator.in_queries:
+        assert isinstance(operator.queries.source, int)
+        made = operator.sizes[operator.queries.source]
+    return RowsSite(layer=layer, inputs=inputs, output=Rows(shape=(made,)), cpu=cpu)
+
+
+def make(site: RowsSite) -> LayerKernel:
+    """The kernel. With `room` for scratch memory it takes no more than that, if it can make do."""
+    operator = site.layer.operator
+    assert isinstance(operator, Attention)
+    few = operator.result.shape[-2] < FEWEST_QUERIES
+    return (FewQueries if few else AttentionKernel)(site).kernel()
+
+
+RULE = Rule(
+    name="attention", takes=takes, rows=rows_of, make=make, kept=True, in_place_of_queries=True
+)

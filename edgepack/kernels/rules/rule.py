@@ -1,0 +1,182 @@
+"""What a rule is: it turns one layer at one place of the network into a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+
+from edgepack.kernels.choices import Ranked, Way
+from edgepack.kernels.layer import Layer
+from edgepack.kernels.tiles.cpu import CpuModel
+from edgepack.kernels.tiles.element import FLOAT32
+from edgepack.kernels.tiles.epilogue import Epilogue
+from edgepack.kernels.tiles.layout import NO_HALO, Blocked, Halo
+from edgepack.kernels.value import extent
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSite:
+    """A layer with the layouts of its tensors and the CPU it will run on.
+
+    `by_pixels` tells how the cores shared the kernel that made the first input: each core made some
+    pixels in all channels, which are in its own cache now. Otherwise each made some channels of all
+    pixels, or one core made everything. `choice` is how the kernel is to be made, if not as the
+    cost model says.
+    """
+
+    layer: Layer
+    inputs: tuple[Blocked, ...]
+    operands: tuple[Blocked, ...]
+    output: Blocked
+    mean: Blocked | None = None
+    by_pixels: bool = False
+    cpu: CpuModel
+    choice: Way | None = None
+
+    def chosen(self, rule: str) -> Way | None:
+        """How a kernel of this rule is to be made, if something else than the cost model says."""
+        return self.choice if self.choice is not None and self.choice.rule == rule else None
+
+    def epilogue(self, *, flat: bool = False, pixels: int = 1, parts: int = 1) -> Epilogue:
+        """The layer's expression inside a kernel; see `Epilogue`."""
+        return Epilogue(
+            self.output,
+            self.layer.expression,
+            constants=self.layer.constants,
+            operands=self.operands,
+            mean=self.mean,
+            flat=flat,
+            pixels=pixels,
+            parts=parts,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """A tensor as the model has it, seen as one of `shape`: the same bytes in the same order."""
+
+    shape: tuple[int, ...]
+    dtype: str = FLOAT32.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsSite:
+    """A layer on tensors as the model has them, with how its kernel sees them and the CPU it will
+    run on. Of an image the result may be left in blocks."""
+
+    layer: Layer
+    inputs: tuple[Rows, ...]
+    operands: tuple[Rows, ...] = ()
+    output: Rows | Blocked
+    cpu: CpuModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerKernel:
+    """The code of a layer and the constants it takes.
+
+    The function is made when it is asked for, by rules that are `kept`, or is there already. Its
+    arguments are the layer's inputs, its operands, `constants` (already packed),
+    the output, the mean if the layer has one, and scratch memory. `tile`, `macs` (multiply-adds)
+    and `cycles` (the cost model's) are for people to read. `by_pixels` tells of the result what
+    `LayerSite.by_pixels` does of the first input.
+    """
+
+    name: str
+    function: tirx.PrimFunc | Callable[[], tirx.PrimFunc]
+    constants: tuple[np.ndarray, ...] = field(repr=False)
+    tile: str = ""
+    macs: int = 0
+    cycles: float = 0.0
+    by_pixels: bool = False
+
+
+class Alias(Enum):
+    """How a result shares the bytes of the inputs.
+
+    `VIEW`: it is a part of the only one. `JOINT`: it is all of them, one after the other.
+    """
+
+    VIEW = auto()
+    JOINT = auto()
+
+
+def _never(_layer: Layer, _cpu: CpuModel) -> bool:
+    return False
+
+
+def _no_halo(_layer: Layer) -> Halo:
+    return NO_HALO
+
+
+def _no_ways(_site: LayerSite) -> list[Ranked]:
+    return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """`takes` says whether a layer is this rule's, `make` makes its kernel, of a `LayerSite`. With
+    `rows` it is a rule of tensors as the model has them: that says how its kernels see a layer's,
+    and `make` is given what it says.
+
+    `halo` is what the kernel wants around the layer's inputs. `reads_planar` says whether it can
+    read a planar first one, which has none. `more_weights`: it is faster because it stores more of
+    them than the model has; `forms` are those of a layer then, the plain one, by another rule,
+    first. `halves`: it can make layers of half precision, too.
+
+    `kept`: its kernels are made later, and depend on nothing but their sites, of weights and
+    constants per channel on types and shapes only; so what is known of them is kept.
+    `is_mean`: its result is the mean of each channel of its input. `averages`: its kernel can make
+    that as a second result, so that the next layer is spared.
+    `alias` says how its result can be had without a kernel. `in_place_of_queries`: it puts the
+    results of an attention there, if that says so.
+
+    `ways` are all ways to make a layer's kernel, each as a choice that says everything; the first
+    is the rule's own, and the cheapest by the cost model. `can_take` is there if it can make
+    layers that it does not take, for another rule makes them faster.
+    """
+
+    name: str
+    takes: Callable[[Layer, CpuModel], bool]
+    make: Callable[[Any], LayerKernel]
+    rows: Callable[[Layer, CpuModel], RowsSite] | None = None
+    halo: Callable[[Layer], Halo] = _no_halo
+    reads_planar: Callable[[Layer, CpuModel], bool] = _never
+    more_weights: bool = False
+    forms: Callable[[Layer, CpuModel], list[Ranked]] | None = None
+    halves: bool = True
+    kept: bool = False
+    averages: bool = False
+    is_mean: bool = False
+    alias: Alias | None = None
+    in_place_of_queries: bool = False
+    ways: Callable[[LayerSite], list[Ranked]] = _no_ways
+    can_take: Callable[[Layer, CpuModel], bool] | None = None
+
+    def can(self, layer: Layer, cpu: CpuModel) -> bool:
+        """Whether it can make a layer, be it faster or not."""
+        return (self.can_take or self.takes)(layer, cpu)
+
+
+def image_of(layer: Layer, cpu: CpuModel, halo: Halo = NO_HALO) -> Blocked:
+    """The result of a layer as if it were made as a whole, by a kernel of its own."""
+    batch, channels, height, width = extent(layer.output)
+    return Blocked(
+        element=layer.element,
+        batch=batch,
+        channels=channels,
+        height=height,
+        width=width,
+        block=cpu.block(channels, layer.element),
+        halo=halo,
+    )
+
+
+def product(values: Sequence[int]) -> int:
+    """The product of some sizes."""
+    return int(np.prod(values, dtype=np.int64))

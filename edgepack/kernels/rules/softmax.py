@@ -1,0 +1,137 @@
+"""Softmax and its logarithm along rows: powers of e over their sum.
+
+A row is read from memory once, and again from the first-level cache: for its largest element, the
+powers, and the result. The powers are kept where the result will be, which may be where the row is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import tirx
+
+from edgepack.kernels.layer import Layer, Softmax
+from edgepack.kernels.rules.rule import LayerKernel, Rows, RowsSite, Rule
+from edgepack.kernels.tiles import functions, rows, tir
+from edgepack.kernels.tiles.cpu import CpuModel
+from edgepack.kernels.tiles.element import FLOAT32
+from edgepack.kernels.tiles.partition import worth_sharing
+
+# Vectors of the shortest row: TVM's schedule has several shorter ones side by side, which wins on
+# rows of up to 6 vectors (x86-64).
+_FEWEST = 8
+# Loads, stores and operations per element of all passes, e^x among them.
+_PER_ELEMENT = 36
+# Of e^x side by side, as few as fit 16 registers.
+_EXPONENTIALS = 2
+
+
+def takes(layer: Layer, cpu: CpuModel) -> bool:
+    """Softmax and its logarithm along rows that are no short ones."""
+    operator = layer.operator
+    return isinstance(operator, Softmax) and operator.size >= _FEWEST * cpu.widest(FLOAT32)
+
+
+def rows_of(layer: Layer, cpu: CpuModel) -> RowsSite:
+    """Rows, read and written."""
+    operator = layer.operator
+    assert isinstance(operator, Softmax)
+    matrix = Rows(shape=(operator.rows, operator.size))
+    return RowsSite(layer=layer, inputs=(matrix,), output=matrix, cpu=cpu)
+
+
+def make(site: RowsSite) -> LayerKernel:
+    """The kernel."""
+    assert isinstance(site.layer.operator, Softmax)
+    return _SoftmaxKernel(site.layer.operator, site.cpu).kernel()
+
+
+RULE = Rule(name="softmax", takes=takes, rows=rows_of, make=make)
+
+
+class _SoftmaxKernel:
+    def __init__(self, softmax: Softmax, cpu: CpuModel) -> None:
+        self.rows, self.size, self.logarithm = softmax.rows, softmax.size, softmax.logarithm
+        self.cpu = cpu
+
+    def kernel(self) -> LayerKernel:
+        """The kernel."""
+        source = tir.buffer("source", (self.rows, self.size), FLOAT32.name)
+        target = tir.buffer("target", (self.rows, self.size), FLOAT32.name)
+        cycles = _PER_ELEMENT / 2 * self.rows * self.size / self.cpu.widest(FLOAT32)
+        body = tir.loop_of(
+            "row",
+            self.rows,
+            lambda row: self._row(source, target, row),
+            parallel=worth_sharing(cycles, self.cpu),
+        )
+        kind = "log_softmax" if self.logarithm else "softmax"
+        return LayerKernel(
+            name=f"{kind}_{self.rows}x{self.size}",
+            function=tir.function([source, target], body, in_place=[(source, target)]),
+            constants=(),
+            cycles=cycles,
+        )
+
+    def _row(self, source: tirx.Buffer, target: tirx.Buffer, row: tir.Expr) -> tir.Stmt:
+        names = tir.Names()
+
+        def element(at: tir.Expr, lanes: int, _: tir.Names) -> tirx.Expr:
+            return tir.load(source, [row, at], lanes)
+
+        most = names.bind("most", self._gathered(names, float("-inf"), tirx.max, element))
+
+        def less(at: tir.Expr, lanes: int) -> tirx.Expr:
+            return tir.load(source, [row, at], lanes) - tir.spread(most, lanes)
+
+        def power(at: tir.Expr, lanes: int, inside: tir.Names) -> tirx.Expr:
+            scope = functions.Scope(lanes, lambda value: inside.bind("e", value))
+            value = inside.bind("power", functions.exp(inside.bind("less", less(at, lanes)), scope))
+            if not self.logarithm:
+                inside.add(tir.store(target, value, [row, at], lanes))
+            return value
+
+        total = names.bind("total", self._gathered(names, 0.0, lambda a, b: a + b, power))
+        if self.logarithm:
+            scope = functions.Scope(1, lambda value: names.bind("log", value))
+            same = names.bind("same", functions.log(total, scope))
+        else:
+            same = names.bind("same", tir.number(1.0, FLOAT32.name) / total)
+
+        def result(at: tir.Expr, lanes: int) -> tir.Stmt:
+            if self.logarithm:
+                value = less(at, lanes) - tir.spread(same, lanes)
+            else:
+                value = tir.load(target, [row, at], lanes) * tir.spread(same, lanes)
+            return tir.store(target, value, [row, at], lanes)
+
+        for start, lanes, count in rows.pieces(self.size, self.cpu.lanes(FLOAT32)):
+
+            def one(index: tir.Expr, start: int = start, lanes: int = lanes) -> tir.Stmt:
+                return result(start + index * lanes, lanes)
+
+            names.add(tir.loop_of("vector", count, one))
+        return names.done()
+
+    def _gathered(
+        self,
+        names: tir.Names,
+        start: float,
+        combine: Callable[[tirx.Expr, tirx.Expr], tirx.Expr],
+        value: Callable[[tir.Expr, int, tir.Names], tirx.Expr],
+    ) -> tirx.Expr:
+        """Something of each element of a row, combined."""
+        found = None
+        for first, lanes, count in rows.pieces(self.size, self.cpu.lanes(FLOAT32)):
+
+            def one(
+                index: tir.Expr, inside: tir.Names, first: int = first, lanes: int = lanes
+            ) -> tirx.Expr:
+                return value(first + index * lanes, lanes, inside)
+
+            part = rows.gathered(
+                names, count, lanes, start, combine, one, side_by_side=_EXPONENTIALS
+            )
+            found = part if found is None else combine(names.bind("part", found), part)
+        assert found is not None
+        return found

@@ -1,0 +1,61 @@
+"""All rules, in the order they are tried."""
+
+from __future__ import annotations
+
+from edgepack.kernels.rules import (
+    attentions,
+    convolution,
+    depthwise,
+    dilated,
+    extremum,
+    gated,
+    integer_convolution,
+    integer_sums,
+    integer_transposed,
+    integers,
+    joint,
+    matrices,
+    norm,
+    pointwise,
+    pooling,
+    preactivated,
+    resize,
+    softmax,
+    streamed,
+    transposed,
+    winograd,
+)
+from edgepack.kernels.rules.rule import Rule
+
+# The first that takes a layer makes its kernel. What `compile_model` is given instead may leave
+# some out, or have others: `(winograd.rule([4], always=True), *RULES)` forces tiles of 4x4.
+RULES: tuple[Rule, ...] = (
+    integer_convolution.RULE,
+    integer_transposed.RULE,
+    *integers.RULES,
+    transposed.RULE,
+    streamed.RULE,
+    preactivated.RULE,
+    depthwise.RULE,
+    # Sums in a stack of them take the place of what is added, which tiles have no way to.
+    dilated.RULE,
+    winograd.RULE,
+    gated.RULE,
+    convolution.RULE,
+    pooling.WINDOW,
+    pooling.MEAN,
+    pooling.GLOBAL,
+    resize.RESIZE,
+    resize.PAD,
+    pointwise.POINTWISE,
+    joint.CONCAT,
+    joint.SLICE,
+    # Those of tensors as the model has them.
+    attentions.RULE,
+    matrices.RULE,
+    *integer_sums.RULES,
+    norm.RULE,
+    softmax.RULE,
+    extremum.RULE,
+    resize.PLAIN_RESIZE,
+)

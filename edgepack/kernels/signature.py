@@ -1,0 +1,82 @@
+"""What tells the kernel of a layer from those of others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from edgepack.kernels.layer import (
+    Convolution,
+    Layer,
+    Pooling,
+    Streamed,
+    TransposedConvolution,
+)
+from edgepack.kernels.tiles.expression import Operand, Operation
+from edgepack.kernels.value import extent
+
+
+def signature_of(layer: Layer) -> str:
+    """A line that equal layers have in common; "" for those that there is one kernel for.
+
+    For example `conv float32 1x32x56x56 3x3 stride=1x1 pad=1x1 to 64x56x56 maximum,minimum`: the
+    elements, the input as NCHW, the window, its stride, the padding at top and left, the output as
+    CHW, and the arithmetic on each result, where [t] reads another tensor and [c] a value per
+    channel of one. Dilation, groups, the elements of the weights, the largest tiles that Winograd's
+    algorithm may have, and the bytes of scratch memory that there is room for are named where they
+    are not the usual ones. Of two layers in one kernel it is both lines.
+    """
+    operator = layer.operator
+    if isinstance(operator, Streamed):
+        reader = replace(layer, operator=operator.reader, inputs=(operator.first.output,))
+        first = signature_of(operator.first) or _pointwise(operator.first)
+        return f"{first} then {signature_of(reader) or _pooling(reader)}"
+    if not isinstance(operator, Convolution) or isinstance(operator, TransposedConvolution):
+        return ""
+    made = extent(layer.output)
+    words = [
+        "gated" if operator.gated else "conv",
+        str(layer.element),
+        _by_x(extent(layer.inputs[0])),
+        _by_x(operator.kernel),
+        f"stride={_by_x(operator.stride)}",
+        f"pad={_by_x(operator.before)}",
+        f"to {_by_x(made[1:])}",
+    ]
+    if operator.dilation != (1, 1):
+        words.append(f"dilation={_by_x(operator.dilation)}")
+    if operator.groups > 1:
+        words.append(f"groups={operator.groups}")
+    if layer.weights != layer.element:
+        words.append(f"weights={layer.weights}")
+    if layer.most_results is not None:
+        words.append(f"winograd={layer.most_results}")
+    if layer.room is not None:
+        words.append(f"scratch={layer.room}")
+    if layer.expression:
+        words.append(",".join(map(_operation, layer.expression)))
+    return " ".join(words)
+
+
+def _pointwise(layer: Layer) -> str:
+    return ",".join(map(_operation, layer.expression))
+
+
+def _pooling(layer: Layer) -> str:
+    operator = layer.operator
+    assert isinstance(operator, Pooling)
+    words = [operator.kind, _by_x(operator.kernel), f"stride={_by_x(operator.stride)}"]
+    words += [f"pad={_by_x((*operator.before, *operator.after))}"]
+    words += [f"dilation={_by_x(operator.dilation)}", f"to {_by_x(extent(layer.output)[1:])}"]
+    if operator.count_padding:
+        words.append("padding counted")
+    return " ".join([*words, ",".join(map(_operation, layer.expression))]).rstrip()
+
+
+def _operation(operation: Operation) -> str:
+    reads = [item for item in operation.arguments if isinstance(item, Operand)]
+    return operation.name + "".join("[c]" if item.pixel else "[t]" for item in reads)
+
+
+def _by_x(sizes: Sequence[int]) -> str:
+    return "x".join(map(str, sizes))
