@@ -102,6 +102,18 @@ def test_the_kernel_library_knows_no_network() -> None:
     assert not others
 
 
+def test_placement_knows_rules_by_the_protocol() -> None:
+    """Who decides about layers names no rule, but for what each of them has to say."""
+    known = "edgepack.kernels.rules."
+    named = {
+        name.removeprefix(known).split(".")[0]
+        for path in (ROOT / "edgepack/compiler/place").glob("*.py")
+        for name in imported(ast.parse(path.read_text()))
+        if name.startswith(known)
+    }
+    assert named <= {"rule", "table"}
+
+
 def test_an_import_is_seen_wherever_it_stands() -> None:
     source = "import edgepack.gate.elf\ndef f():\n    from edgepack import cli, __version__\n"
     names = list(imported(ast.parse(source)))

@@ -33,9 +33,8 @@ from edgepack.compiler.precision import FULL, Precision
 from edgepack.kernels.choices import NO_CHOICES, UNLIMITED, Choices
 from edgepack.kernels.key import key_of_site
 from edgepack.kernels.layer import Layer
-from edgepack.kernels.rules import joint, layout_transform
 from edgepack.kernels.rules.rule import LayerKernel, RowsSite, Rule, product
-from edgepack.kernels.rules.table import RULES
+from edgepack.kernels.rules.table import RULES, pack, unpack
 from edgepack.kernels.signature import signature_of
 from edgepack.kernels.tiles.cpu import cpu_model
 from edgepack.kernels.tiles.layout import Blocked
@@ -164,7 +163,7 @@ class _Emitter:
             else:
                 self.plain[value] = self._by_tvm(value, expression)
         elif placed.alias is not None:
-            self.blocked[layer.output] = self.builder.emit(self._shared(layer, placed.alias))
+            self.blocked[layer.output] = self.builder.emit(self._shared(layer, rule, placed.alias))
         else:
             origin = layer.origin
             if origin is not None:
@@ -216,13 +215,13 @@ class _Emitter:
             key=key_of_site(rule, site),
         )
         if isinstance(output, Blocked):
-            kernel = layout_transform.unpack(output, shape, self.cpu)
+            kernel = unpack(output, shape, self.cpu)
             made = self._call(LAYOUT, kernel, [made], shape, dtype, shown=shape)
         elif product(output.shape) == layer.output.size:
             made = self.builder.emit(view(made, shape))
         self.plain[layer.output] = made
 
-    def _shared(self, layer: Layer, alias: ViewAt | JointOf) -> relax.Call:
+    def _shared(self, layer: Layer, rule: Rule, alias: ViewAt | JointOf) -> relax.Call:
         """A result that shares its inputs' bytes."""
         shape = self.placement.layouts[layer.output].shape
         if isinstance(alias, ViewAt):
@@ -231,7 +230,8 @@ class _Emitter:
         for value, (layout, copied) in zip(layer.inputs, alias.parts, strict=True):
             part = self._blocked(value)
             if copied:
-                kernel = joint.copy(self.placement.layouts[value], layout)
+                assert rule.joining is not None
+                kernel = rule.joining.copy(self.placement.layouts[value], layout)
                 shown = value.shape
                 dtype = layout.element.name
                 part = self._call("concat", kernel, [part], layout.shape, dtype, shown=shown)
@@ -317,9 +317,7 @@ class _Emitter:
                 source = value if turned is None else self._value(turned)
                 packed = self._call(
                     LAYOUT,
-                    layout_transform.pack(
-                        source.shape, layout, self.cpu, channels_last=turned is not None
-                    ),
+                    pack(source.shape, layout, self.cpu, channels_last=turned is not None),
                     [self._plain(source)],
                     layout.shape,
                     layout.element.name,
@@ -389,7 +387,7 @@ class _Emitter:
         layout = self.placement.layouts[root]
         return self._call(
             LAYOUT,
-            layout_transform.unpack(layout, shape, self.cpu, channels_last=channels_last),
+            unpack(layout, shape, self.cpu, channels_last=channels_last),
             [self.blocked[root]],
             shape,
             layout.element.accumulator,

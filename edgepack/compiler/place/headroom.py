@@ -26,7 +26,6 @@ from edgepack.kernels.layer import (
     Streamed,
     View,
 )
-from edgepack.kernels.rules import joint
 from edgepack.kernels.rules.rule import Rule, image_of
 from edgepack.kernels.signature import signature_of
 from edgepack.kernels.tiles.cpu import CpuModel
@@ -418,7 +417,9 @@ def fewest_cycles(layers: Iterable[Layer], cpu: CpuModel) -> float:
 # ------------------------------------------------ joints
 
 
-def lanes_of_joints(layers: Sequence[Layer], cpu: CpuModel) -> dict[int, int]:
+def lanes_of_joints(
+    layers: Sequence[Layer], rules: Sequence[Rule], cpu: CpuModel
+) -> dict[int, int]:
     """Channel counts, and the channels that their blocks may have at most: of tensors that are put
     side by side, do not fill whole blocks, and are too large to be copied.
 
@@ -426,7 +427,9 @@ def lanes_of_joints(layers: Sequence[Layer], cpu: CpuModel) -> dict[int, int]:
     """
     most, found = (1 + _SHARES[0]) * _neighbours(layers), dict[int, int]()
     for layer in layers:
-        if not isinstance(layer.operator, Concatenation) or joint.takes_concat(layer, cpu):
+        if not isinstance(layer.operator, Concatenation):
+            continue
+        if any(rule.joining is not None and rule.takes(layer, cpu) for rule in rules):
             continue
         counts = [extent(value)[1] for value in layer.inputs]
         able = (size // FLOAT32.bytes for size in cpu.vector_bytes)

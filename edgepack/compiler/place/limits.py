@@ -26,7 +26,7 @@ from edgepack.kernels.layer import (
     Slice,
     View,
 )
-from edgepack.kernels.rules import winograd_plan
+from edgepack.kernels.rules.table import RULES
 from edgepack.kernels.tiles.expression import Argument, Operand, Operation, Scalar, Step
 from edgepack.kernels.value import Value
 
@@ -99,10 +99,7 @@ class _Sources:
         if precision.is_direct(layer.nodes):
             return replace(layer, most_results=0, limited="[compile] exact")
         source = self._names.get(layer.inputs[0])
-        if source is None or not winograd_plan.can_take(layer):
-            return layer
-        largest = max(winograd_plan.allowed(layer, winograd_plan.SIZES))
-        if largest <= UNBOUNDED:
+        if source is None or _largest_tile(layer) <= UNBOUNDED:
             return layer
         return replace(
             layer, most_results=UNBOUNDED, limited=f"nothing bounds the input '{source}'"
@@ -136,6 +133,11 @@ class _Sources:
         for operation in layer.expression:
             steps.append(_bounds_of(operation, [of(item) for item in operation.arguments]))
         return steps[-1]
+
+
+def _largest_tile(layer: Layer) -> int:
+    found = (rule.largest_tile(layer) for rule in RULES if rule.largest_tile is not None)
+    return max(found, default=0)
 
 
 def _hands_on(layer: Layer) -> bool:

@@ -35,11 +35,10 @@ from edgepack.kernels.layer import (
     Layer,
     Plain,
     Resampling,
-    Slice,
     View,
 )
-from edgepack.kernels.rules import conversion, joint, streamed
-from edgepack.kernels.rules.rule import Alias, LayerSite, Rule, product
+from edgepack.kernels.rules.rule import LayerSite, Rule, product
+from edgepack.kernels.rules.table import CONVERSION
 from edgepack.kernels.signature import signature_of
 from edgepack.kernels.tiles.cpu import CpuModel
 from edgepack.kernels.tiles.element import FLOAT16, FLOAT32, Element
@@ -136,7 +135,9 @@ def place_layers(
         matrices_in_rows=not precision.is_half,
         whole_attentions=any(rule.in_place_of_queries for rule in rules),
     )
-    cpu = replace(cpu, tight=_grouped(read.layers), most_lanes=lanes_of_joints(read.layers, cpu))
+    cpu = replace(
+        cpu, tight=_grouped(read.layers), most_lanes=lanes_of_joints(read.layers, rules, cpu)
+    )
     layers, roots = _without_views(read.layers)
     inputs = [read.values.of(param) for param in main.params]
     results = [read.values.of(var) for var in variables(main.body.body)]
@@ -162,8 +163,7 @@ def place_layers(
     roots = {value: chosen.turned.same.get(root, root) for value, root in roots.items()}
     roots |= chosen.turned.same
     whole = {*outputs, *map(chosen.turned.now, outputs)}
-    if streamed.RULE in rules:
-        layers = in_rows_where_faster(layers, whole, cpu)
+    layers = in_rows_where_faster(layers, whole, rules, cpu)
     fixed = choices
     spare = budget.spare_bytes(main, layers, cpu, growth)
     if spare < math.inf:
@@ -188,10 +188,10 @@ def place_layers(
         rule = taken.get(layer.output)
         if rule is None:
             return _in_rows(layer, read, rules, cpu)
-        if rule.alias is None:
+        if rule.view_at is None and rule.joining is None:
             return [PlacedLayer(layer=layer, rule=rule)]
         site = _site(layer, layouts, cpu, by_pixels=False, choice=None)
-        return [PlacedLayer(layer=layer, rule=rule, alias=_alias(rule.alias, site, slots))]
+        return [PlacedLayer(layer=layer, rule=rule, alias=_alias(rule, site, slots))]
 
     return Placement(
         cpu=cpu,
@@ -305,7 +305,7 @@ def _with_conversions(layers: Sequence[Layer], taken: MutableMapping[Value, Rule
         if (value, element) not in converted:
             made = Value(name=f"{value.name}_{element}", shape=value.shape, dtype=value.dtype)
             converted[value, element] = made
-            taken[made] = conversion.RULE
+            taken[made] = CONVERSION
             elements[made] = element
             left.append(Layer(operator=Conversion(), inputs=(value,), output=made, element=element))
         return converted[value, element]
@@ -417,17 +417,13 @@ def _share_bytes(
     memory than copies.
     """
 
-    def alias(value: Value) -> Alias | None:
-        return taken[value].alias if value in taken else None
+    def is_view(value: Value) -> bool:
+        return value in taken and taken[value].view_at is not None
 
     slots: dict[Value, Value] = {}
-    shared = [
-        layer
-        for layer in layers
-        if alias(layer.output) is not None and extent(layer.output)[0] == 1
-    ]
-    views = [layer for layer in shared if alias(layer.output) is Alias.VIEW]
-    joints = [layer for layer in shared if alias(layer.output) is Alias.JOINT]
+    ones = [layer for layer in layers if layer.output in taken and extent(layer.output)[0] == 1]
+    views = [layer for layer in ones if is_view(layer.output)]
+    joints = [layer for layer in ones if taken[layer.output].joining is not None]
     for layer in reversed(views):
         (source,) = layer.inputs
         halos[source] = halos.get(source, NO_HALO).union(halos.get(layer.output, NO_HALO))
@@ -436,7 +432,7 @@ def _share_bytes(
         able = [
             value
             for value in dict.fromkeys(layer.inputs)
-            if value in taken and alias(value) is not Alias.VIEW and value not in slots
+            if value in taken and not is_view(value) and value not in slots
         ]
         if halo and layer.output not in slots:
             halo = halos[layer.output] = _wider(layer.output, halo, able, halos)
@@ -538,16 +534,15 @@ def _site(
     )
 
 
-def _alias(kind: Alias, site: LayerSite, slots: Mapping[Value, Value]) -> ViewAt | JointOf | None:
+def _alias(rule: Rule, site: LayerSite, slots: Mapping[Value, Value]) -> ViewAt | JointOf | None:
     """How a result shares its inputs' bytes; None if they have to be copied by a kernel."""
     layer = site.layer
-    if kind is Alias.VIEW:
-        assert isinstance(layer.operator, Slice)
-        offset = joint.view_offset(site.inputs[0], layer.operator.first)
+    if rule.joining is None:
+        offset = rule.view_at(site) if rule.view_at is not None else None
         return None if offset is None else ViewAt(offset=offset)
     # All parts have the joint's halo once they are in it.
     parts = [replace(part, halo=site.output.halo) for part in site.inputs]
-    if not joint.in_place(parts, site.output):
+    if not rule.joining.fits(parts, site.output):
         return None
     copied = (
         slots.get(value) is not layer.output or value in layer.inputs[:index]

@@ -8,41 +8,34 @@ from dataclasses import replace
 
 from edgepack.compiler.place.headroom import Headroom
 from edgepack.kernels.layer import Convolution, Layer, Pooling, Streamed
-from edgepack.kernels.rules import (
-    convolution,
-    depthwise,
-    pointwise,
-    pooling,
-    preactivated,
-    streamed,
-    winograd_plan,
-)
-from edgepack.kernels.rules.rule import Rule
+from edgepack.kernels.rules.rule import Pair, Pairing, Rule
 from edgepack.kernels.tiles.cpu import CpuModel
 from edgepack.kernels.value import Value
 
 
 def in_rows_where_faster(
-    layers: Sequence[Layer], outputs: Collection[Value], cpu: CpuModel
+    layers: Sequence[Layer], outputs: Collection[Value], rules: Sequence[Rule], cpu: CpuModel
 ) -> list[Layer]:
     """The layers, of which those that had better be made some rows at a time, with the layer that
     reads them, are not to be made by Winograd's algorithm."""
     readers = _only_readers(layers, outputs)
+    pairings = _pairings(rules)
 
     def is_marked(first: Layer) -> bool:
         layer = readers.get(first.output)
-        if layer is None or not winograd_plan.can_take(first) or not _agree(first, layer):
+        if layer is None or not isinstance(layer.operator, Convolution | Pooling):
             return False
-        if first.operands or not _reads_rows(layer):
+        if not isinstance(first.operator, Convolution) or not _agree(first, layer):
             return False
-        pair = _together(first, layer)
-        return (
-            streamed.is_faster(pair, cpu)
-            and streamed.can_take(pair, cpu)
-            and not winograd_plan.is_worth_a_whole(first, cpu)
-        )
+        both = _together(first, layer)
+        return any(pairing.instead(both, cpu) for pairing in pairings.values())
 
     return [replace(layer, most_results=0) if is_marked(layer) else layer for layer in layers]
+
+
+def _pairings(rules: Sequence[Rule]) -> dict[str, Pairing]:
+    """What those of the rules say that make two layers at a time, by their names."""
+    return {rule.name: rule.pairing for rule in rules if rule.pairing is not None}
 
 
 def _only_readers(layers: Sequence[Layer], outputs: Collection[Value]) -> dict[Value, Layer]:
@@ -52,14 +45,6 @@ def _only_readers(layers: Sequence[Layer], outputs: Collection[Value]) -> dict[V
     return {
         layer.inputs[0]: layer for layer in layers if layer.inputs and uses[layer.inputs[0]] == 1
     }
-
-
-def _reads_rows(layer: Layer) -> bool:
-    """Whether a layer can be made from some rows of another at a time, by one of the rules here."""
-    operator = layer.operator
-    if isinstance(operator, Convolution):
-        return operator.groups > 1 and operator.kernel[0] > 1 and not operator.gated
-    return isinstance(operator, Pooling)
 
 
 def with_streams(
@@ -80,13 +65,13 @@ def with_streams(
     gone = set[Value]()
     for layer in layers:
         first = makers.get(layer.inputs[0]) if layer.inputs else None
-        if first is None or uses[first.output] > 1:
+        if first is None or uses[first.output] > 1 or first.output in pairs:
             continue
-        rule = _rule(first, layer, taken, cpu, room)
-        if rule in rules and first.output not in pairs:
-            assert rule is not None
-            pair = _together(first, layer)
-            pairs[layer.output] = pair
+        both = _pair(first, layer, taken, room)
+        rule = next((rule for rule in rules if both and _makes(rule, both, cpu)), None)
+        if rule is not None:
+            assert both is not None
+            pairs[layer.output] = both.both
             taken[layer.output] = rule
             gone.add(first.output)
     for output in gone:
@@ -97,52 +82,40 @@ def with_streams(
     left = room.with_others(made)
 
     def within(pair: Layer) -> Layer:
-        if taken[pair.output] is streamed.RULE:
-            return streamed.within(pair, left.of(pair), cpu)
-        return preactivated.within(pair, left.of(pair), cpu)
+        pairing = taken[pair.output].pairing
+        assert pairing is not None
+        return pairing.within(pair, left.of(pair), cpu)
 
     return [within(layer) if layer.output in pairs else layer for layer in made]
 
 
-def _rule(
+def _makes(rule: Rule, pair: Pair, cpu: CpuModel) -> bool:
+    return rule.pairing is not None and rule.pairing.takes(pair, cpu)
+
+
+def _pair(
     first: Layer,
     layer: Layer,
     taken: MutableMapping[Value, Rule],
-    cpu: CpuModel,
     room: Headroom | None,
-) -> Rule | None:
-    """The rule that makes both, if that is faster, or memory is short for one after the other."""
-    ruled = taken.get(first.output), taken.get(layer.output)
+) -> Pair | None:
+    """The two, if one kernel can make both."""
     if first.operands or first.mean is not None or not _agree(first, layer):
         return None
-    by_rows = ruled[1] in (depthwise.RULE, pooling.WINDOW) or _is_in_groups(layer, ruled[1])
-    if ruled[0] is convolution.RULE and by_rows and _is_plain(first):
-        pair = _together(first, layer)
-        if streamed.is_faster(pair, cpu):
-            return streamed.RULE if streamed.can_take(pair, cpu) else None
-        if room is not None and room.is_short(first, layer):
-            limited = replace(pair, room=room.of_both(first, layer))
-            return streamed.RULE if streamed.can_take(limited, cpu) else None
+    if not isinstance(layer.operator, Convolution | Pooling):
         return None
-    if ruled == (pointwise.POINTWISE, convolution.RULE):
-        worth_it = _is_plain(layer) and preactivated.is_worth_it(first, layer, cpu)
-        return preactivated.RULE if worth_it and layer.mean is None else None
-    return None
 
+    def short() -> int | None:
+        is_short = room is not None and room.is_short(first, layer)
+        return room.of_both(first, layer) if room is not None and is_short else None
 
-def _is_in_groups(layer: Layer, rule: Rule | None) -> bool:
-    """Whether it is a convolution of several groups, with a window."""
-    operator = layer.operator
-    if rule is not convolution.RULE or not isinstance(operator, Convolution):
-        return False
-    return operator.groups > 1 and operator.kernel[0] > 1 and not operator.gated
-
-
-def _is_plain(layer: Layer) -> bool:
-    """Whether a convolution is of one group, and has no gate."""
-    operator = layer.operator
-    assert isinstance(operator, Convolution)
-    return operator.groups == 1 and not operator.gated
+    return Pair(
+        first=first,
+        reader=layer,
+        both=_together(first, layer),
+        rules=(taken.get(first.output), taken.get(layer.output)),
+        short=short,
+    )
 
 
 def _agree(first: Layer, layer: Layer) -> bool:

@@ -52,6 +52,13 @@ def halo(layer: Layer) -> Halo:
     )
 
 
+def is_plain(layer: Layer) -> bool:
+    """Whether a convolution is of one group, and has no gate."""
+    operator = layer.operator
+    assert isinstance(operator, Convolution)
+    return operator.groups == 1 and not operator.gated
+
+
 def merged_groups(operator: Convolution, in_block: int, out_block: int) -> int:
     """How many neighbouring groups to treat as one, so that each has whole blocks.
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from edgepack.kernels.layer import Concatenation, Layer, Slice
-from edgepack.kernels.rules.rule import Alias, LayerKernel, LayerSite, Rule
+from edgepack.kernels.rules.rule import Joining, LayerKernel, LayerSite, Rule
 from edgepack.kernels.tiles import tir
 from edgepack.kernels.tiles.cpu import CpuModel
 from edgepack.kernels.tiles.layout import ALIGNMENT, Blocked, Image, clear_halos
@@ -52,9 +52,11 @@ def in_place(parts: Sequence[Blocked], joint: Blocked) -> bool:
     return joint.batch == 1 and all(offset % ALIGNMENT == 0 for offset in offsets(parts))
 
 
-def view_offset(source: Blocked, first: int) -> int | None:
-    """Where the channels from `first` on start, in bytes; None if they have to be copied."""
-    offset = first // source.block * source.nbytes // source.shape[0]
+def view_at(site: LayerSite) -> int | None:
+    """Where the channels of a slice start, in bytes; None if they have to be copied."""
+    assert isinstance(site.layer.operator, Slice)
+    source = site.inputs[0]
+    offset = site.layer.operator.first // source.block * source.nbytes // source.shape[0]
     return offset if source.batch == 1 and offset % ALIGNMENT == 0 else None
 
 
@@ -119,5 +121,7 @@ def _copy(what: str, parts: Sequence[tuple[Blocked, int]], output: Blocked) -> L
     )
 
 
-CONCAT = Rule(name="concat", takes=takes_concat, make=make_concat, alias=Alias.JOINT)
-SLICE = Rule(name="slice", takes=takes_slice, make=make_slice, alias=Alias.VIEW)
+CONCAT = Rule(
+    name="concat", takes=takes_concat, make=make_concat, joining=Joining(fits=in_place, copy=copy)
+)
+SLICE = Rule(name="slice", takes=takes_slice, make=make_slice, view_at=view_at)

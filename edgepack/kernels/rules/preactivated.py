@@ -18,8 +18,15 @@ from tvm import tirx
 
 from edgepack.kernels.choices import Ranked, Way
 from edgepack.kernels.layer import Convolution, Layer, Pointwise, Streamed
-from edgepack.kernels.rules import convolution
-from edgepack.kernels.rules.rule import LayerKernel, LayerSite, Rule, image_of
+from edgepack.kernels.rules import convolution, pointwise
+from edgepack.kernels.rules.rule import (
+    LayerKernel,
+    LayerSite,
+    Pair,
+    Pairing,
+    Rule,
+    image_of,
+)
 from edgepack.kernels.tiles import micro, tir
 from edgepack.kernels.tiles.cpu import CpuModel
 from edgepack.kernels.tiles.epilogue import Epilogue
@@ -103,6 +110,13 @@ def within(pair: Layer, room: int, cpu: CpuModel) -> Layer:
     limited = replace(pair, room=room)
     free, less = (_bands(between, cycles, cpu, layer.room) for layer in (pair, limited))
     return pair if free == less else limited
+
+
+def takes_pair(pair: Pair, cpu: CpuModel) -> bool:
+    """Arithmetic on an image and the convolution that reads it, where that is faster."""
+    if pair.rules != (pointwise.POINTWISE, convolution.RULE) or pair.reader.mean is not None:
+        return False
+    return convolution.is_plain(pair.reader) and is_worth_it(pair.first, pair.reader, cpu)
 
 
 def make(site: LayerSite) -> LayerKernel:
@@ -223,7 +237,7 @@ def make(site: LayerSite) -> LayerKernel:
 
 
 def takes(layer: Layer, _cpu: CpuModel) -> bool:
-    """Such a pair; see `place.streams`."""
+    """Such a pair, as one layer."""
     operator = layer.operator
     return isinstance(operator, Streamed) and isinstance(operator.first.operator, Pointwise)
 
@@ -247,4 +261,11 @@ def ways(site: LayerSite) -> list[Ranked]:
     ]
 
 
-RULE = Rule(name="preactivated", takes=takes, make=make, kept=True, ways=ways)
+RULE = Rule(
+    name="preactivated",
+    takes=takes,
+    make=make,
+    kept=True,
+    ways=ways,
+    pairing=Pairing(takes=takes_pair, within=within),
+)

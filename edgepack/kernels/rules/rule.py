@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import Any
 
 import numpy as np
@@ -96,14 +95,44 @@ class LayerKernel:
     by_pixels: bool = False
 
 
-class Alias(Enum):
-    """How a result shares the bytes of the inputs.
+@dataclass(frozen=True, kw_only=True)
+class Joining:
+    """A result that can be all of the inputs, one after the other: `fits` says whether parts of
+    these layouts are the result, `copy` makes the kernel for a part that has its place elsewhere,
+    from one layout to another."""
 
-    `VIEW`: it is a part of the only one. `JOINT`: it is all of them, one after the other.
+    fits: Callable[[Sequence[Blocked], Blocked], bool]
+    copy: Callable[[Blocked, Blocked], LayerKernel]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two layers, of which `reader` alone reads what `first` makes, with the rules that would make
+    one after the other; `both` is one layer that does what they do.
+
+    `short` are the bytes of scratch memory that one kernel of both may have where memory is short
+    for the image between; None: it is not.
     """
 
-    VIEW = auto()
-    JOINT = auto()
+    first: Layer
+    reader: Layer
+    both: Layer
+    rules: tuple[Rule | None, Rule | None]
+    short: Callable[[], int | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairing:
+    """What a rule says of pairs that it makes in one kernel.
+
+    `takes`: whether it does, for that is faster, or memory is short. `within` is a layer of both
+    told of its room for scratch memory, where that makes a difference. `instead`: whether it had
+    better make a pair than a rule that makes the first one as a whole, with more weights.
+    """
+
+    takes: Callable[[Pair, CpuModel], bool]
+    within: Callable[[Layer, int, CpuModel], Layer]
+    instead: Callable[[Layer, CpuModel], bool] = lambda _both, _cpu: False
 
 
 def _never(_layer: Layer, _cpu: CpuModel) -> bool:
@@ -133,8 +162,11 @@ class Rule:
     constants per channel on types and shapes only; so what is known of them is kept.
     `is_mean`: its result is the mean of each channel of its input. `averages`: its kernel can make
     that as a second result, so that the next layer is spared.
-    `alias` says how its result can be had without a kernel. `in_place_of_queries`: it puts the
-    results of an attention there, if that says so.
+    Its result can be had without a kernel, as a part of the only input, from the byte on that
+    `view_at` says (None: it has to be copied), or as all inputs (`joining`).
+    `in_place_of_queries`: it puts the results of an attention there, if that says so.
+    `pairing` is there if it makes two layers at a time. `largest_tile` says of a layer how many
+    results a tile has at most, in one direction, where large ones are less exact.
 
     `ways` are all ways to make a layer's kernel, each as a choice that says everything; the first
     is the rule's own, and the cheapest by the cost model. `can_take` is there if it can make
@@ -153,8 +185,11 @@ class Rule:
     kept: bool = False
     averages: bool = False
     is_mean: bool = False
-    alias: Alias | None = None
+    view_at: Callable[[LayerSite], int | None] | None = None
+    joining: Joining | None = None
     in_place_of_queries: bool = False
+    pairing: Pairing | None = None
+    largest_tile: Callable[[Layer], int] | None = None
     ways: Callable[[LayerSite], list[Ranked]] = _no_ways
     can_take: Callable[[Layer, CpuModel], bool] | None = None
 

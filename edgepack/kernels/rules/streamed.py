@@ -23,11 +23,18 @@ from tvm import tirx
 
 from edgepack.kernels.choices import Ranked, Way
 from edgepack.kernels.layer import Convolution, Layer, Operator, Pooling, Streamed
-from edgepack.kernels.rules import convolution, depthwise, pooling
+from edgepack.kernels.rules import convolution, depthwise, pooling, winograd_plan
 from edgepack.kernels.rules.depthwise import DepthwiseKernel
 from edgepack.kernels.rules.grouped import GroupedKernel, blocks_of_group
 from edgepack.kernels.rules.pooling import PoolingKernel
-from edgepack.kernels.rules.rule import LayerKernel, LayerSite, Rule, image_of
+from edgepack.kernels.rules.rule import (
+    LayerKernel,
+    LayerSite,
+    Pair,
+    Pairing,
+    Rule,
+    image_of,
+)
 from edgepack.kernels.tiles import micro, tir
 from edgepack.kernels.tiles.cpu import CpuModel
 from edgepack.kernels.tiles.epilogue import Epilogue
@@ -89,6 +96,46 @@ def is_faster(pair: Layer, cpu: CpuModel) -> bool:
     """Whether such a kernel is faster than one of each: where the image between them is large."""
     between = _between(*_parts(pair), cpu)
     return between.nbytes // between.batch > cpu.l2_bytes / _LARGE_PART
+
+
+def takes_pair(pair: Pair, cpu: CpuModel) -> bool:
+    """A convolution and what reads it row by row: where the image between them is large, or there
+    is no memory for it."""
+    first, layer = pair.first, pair.reader
+    by_rows = pair.rules[1] in (depthwise.RULE, pooling.WINDOW) or _has_groups(layer, pair.rules[1])
+    if pair.rules[0] is not convolution.RULE or not by_rows or not convolution.is_plain(first):
+        return False
+    if is_faster(pair.both, cpu):
+        return can_take(pair.both, cpu)
+    room = pair.short()
+    return room is not None and can_take(replace(pair.both, room=room), cpu)
+
+
+def _has_groups(layer: Layer, rule: Rule | None) -> bool:
+    """Whether it is a convolution of several groups, with a window."""
+    operator = layer.operator
+    if rule is not convolution.RULE or not isinstance(operator, Convolution):
+        return False
+    return operator.groups > 1 and operator.kernel[0] > 1 and not operator.gated
+
+
+def is_better_than_a_whole(both: Layer, cpu: CpuModel) -> bool:
+    """Whether what could be made as a whole by Winograd's algorithm, and is read row by row, had
+    better be made in rows."""
+    first, layer = _parts(both)
+    if not winograd_plan.can_take(first) or first.operands or not _reads_rows(layer):
+        return False
+    if not is_faster(both, cpu) or not can_take(both, cpu):
+        return False
+    return not winograd_plan.is_worth_a_whole(first, cpu)
+
+
+def _reads_rows(layer: Layer) -> bool:
+    """Whether a layer can be made from some rows of another at a time."""
+    operator = layer.operator
+    if isinstance(operator, Convolution):
+        return operator.groups > 1 and operator.kernel[0] > 1 and not operator.gated
+    return isinstance(operator, Pooling)
 
 
 def _between(first: Layer, layer: Layer, cpu: CpuModel) -> Blocked:
@@ -506,7 +553,7 @@ class _StreamedKernel:
 
 
 def takes(layer: Layer, _cpu: CpuModel) -> bool:
-    """Such a pair; see `place.streams`."""
+    """Such a pair, as one layer."""
     operator = layer.operator
     return isinstance(operator, Streamed) and isinstance(operator.first.operator, Convolution)
 
@@ -530,4 +577,5 @@ RULE = Rule(
     reads_planar=reads_planar,
     kept=True,
     ways=ways,
+    pairing=Pairing(takes=takes_pair, within=within, instead=is_better_than_a_whole),
 )

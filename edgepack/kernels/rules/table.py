@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edgepack.kernels.rules import (
     attentions,
+    conversion,
     convolution,
     depthwise,
     dilated,
@@ -25,7 +26,10 @@ from edgepack.kernels.rules import (
     transposed,
     winograd,
 )
+from edgepack.kernels.rules.layout_transform import pack, unpack
 from edgepack.kernels.rules.rule import Rule
+
+__all__ = ["CONVERSION", "RULES", "pack", "unpack"]
 
 # The first that takes a layer makes its kernel. What `compile_model` is given instead may leave
 # some out, or have others: `(winograd.rule([4], always=True), *RULES)` forces tiles of 4x4.
@@ -59,3 +63,6 @@ RULES: tuple[Rule, ...] = (
     extremum.RULE,
     resize.PLAIN_RESIZE,
 )
+
+# What is put between layers of different elements.
+CONVERSION = conversion.RULE

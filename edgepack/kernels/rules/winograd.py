@@ -53,6 +53,7 @@ from edgepack.kernels.rules.winograd_plan import (
     can_take,
     channels_of,
     has_room,
+    largest_tile,
     odd_lines,
     plain_cycles,
     plan,
@@ -863,6 +864,7 @@ def rule(sizes: Collection[int] = SIZES, *, always: bool = False, fresh: bool = 
         forms=partial(_forms, sizes),
         ways=partial(_ways, sizes),
         can_take=can,
+        largest_tile=largest_tile,
     )
 
 

@@ -549,6 +549,11 @@ def can_take(layer: Layer, sizes: Collection[int] = SIZES) -> bool:
     return bool(allowed(layer, sizes))
 
 
+def largest_tile(layer: Layer) -> int:
+    """The most results of a tile in one direction; 0 if there are no tiles for the layer."""
+    return max(allowed(layer, SIZES), default=0) if can_take(layer) else 0
+
+
 def is_worth_a_whole(layer: Layer, cpu: CpuModel) -> bool:
     """Whether it is faster to make a result as a whole by Winograd's algorithm, to write it to
     memory and to read it back, than to make a part at a time by the convolution rule."""
