@@ -30,7 +30,9 @@ from edgepack.kernels.tiles import tir
 from tests.onnx_models import Builder
 
 PACKAGE = Path(__file__).parents[2] / "edgepack"
-SOURCES = [source for room in ("compiler", "kernels", "model") for source in (PACKAGE / room).rglob("*.py")]
+SOURCES = [
+    source for room in ("compiler", "kernels", "model") for source in (PACKAGE / room).rglob("*.py")
+]
 
 # Names that are used, each with the test of it below.
 TESTED = {
