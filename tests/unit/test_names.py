@@ -49,7 +49,7 @@ def is_bad(name: str) -> bool:
 
 
 def public_functions() -> Iterator[tuple[str, str]]:
-    """The file and name of each public function of a module outside of the compiler and its kernels."""
+    """The file and name of each public function of a module outside of the compiler and kernels."""
     for path in sorted((ROOT / "edgepack").rglob("*.py")):
         file = path.relative_to(ROOT).as_posix()
         # Its rooms are not held to it yet.
