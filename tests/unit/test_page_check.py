@@ -66,7 +66,7 @@ def test_each_step_is_shown(folder: Path) -> None:
         "resize: letterbox, linear, to 8 x 8: the photo 8 x 4, the border 114",
         "tensor: float32 NCHW 1x3x8x8",
         "undone: the tensor turned back into pixels where they lie in the photo: the whole photo, "
-        "0.0 of 255 off on average",
+        "0.0 of 255 off the pixels that went in",
         "0 to 1, RGB: as [preprocess] says",
     ):
         assert words in parsed.said, words

@@ -315,28 +315,25 @@ def _stretched(spec: PreprocessSpec, steps: PhotoSteps) -> Html:
 
 
 def _undone(spec: PreprocessSpec, steps: PhotoSteps) -> tuple[Html, Html]:
-    import cv2
     import numpy as np
 
     from edgepack.cli.pages.photos import LARGEST
     from edgepack.preprocess.steps import in_frame, undone
 
+    pixels = undone(spec, steps.tensor)
+    # By scaling nothing is off here, only by what the tensor's type cannot hold.
+    off = float(np.abs(pixels.astype(np.float32) - steps.cropped).mean())
     scale = min(LARGEST / max(steps.size), 1.0)
-    back, inside = in_frame(undone(spec, steps.tensor), steps.geometry, scale)
+    back, inside = in_frame(pixels, steps.geometry, scale)
     if spec.color == "rgb":
         back = np.ascontiguousarray(back[:, :, ::-1])
-    height, width = back.shape[:2]
-    photo = cv2.resize(steps.photo, (width, height), interpolation=cv2.INTER_AREA)
-    if spec.color == "gray":
-        photo = cv2.cvtColor(photo, cv2.COLOR_BGR2GRAY).reshape(height, width, 1)
-    off = np.abs(photo.astype(np.float32) - back)[inside].mean() if inside.any() else 0.0
     seen = f"{inside.mean():.0%} of the photo" if not inside.all() else "the whole photo"
     return (
         page.picture(encode_photo(back), alt="the tensor turned back into a photo"),
         _words(
             "undone",
             f"the tensor turned back into pixels where they lie in the photo: {seen}, {off:.1f} of "
-            "255 off on average; what the model does not see is grey",
+            "255 off the pixels that went in; what the model does not see is grey",
         ),
     )
 
