@@ -7,8 +7,8 @@ give equal placements. Values that only Relax operators touch stay as the model 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import chain
 from typing import TypeVar
@@ -104,15 +104,6 @@ class Placement:
         return _site(layer, self.layouts, self.cpu, by_pixels=by_pixels, choice=choice)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Arranged:
-    """Layers in one order, and what is in use then."""
-
-    turned: Turned
-    layers: list[Layer]
-    room: Headroom
-
-
 def place_layers(
     main: relax.Function,
     cpu: CpuModel,
@@ -138,70 +129,196 @@ def place_layers(
     cpu = replace(
         cpu, tight=_grouped(read.layers), most_lanes=lanes_of_joints(read.layers, rules, cpu)
     )
-    layers, roots = _without_views(read.layers)
-    inputs = [read.values.of(param) for param in main.params]
-    results = [read.values.of(var) for var in variables(main.body.body)]
-    outputs = [roots.get(value, value) for value in results]
+    placing = _Placing(
+        main=main,
+        read=read,
+        cpu=cpu,
+        rules=rules,
+        precision=precision,
+        fixed=choices,
+        choices=choices,
+        growth=growth,
+        lean=lean,
+        layers=read.layers,
+        inputs=[read.values.of(param) for param in main.params],
+        outputs=[read.values.of(var) for var in variables(main.body.body)],
+    )
+    for decide in PASSES:
+        decide(placing)
+    return placing.placement()
 
-    def arranged(some: Sequence[Layer]) -> _Arranged:
-        turned = turn(fuse(some, outputs), outputs, cpu)
-        made = [_with_precision(layer, precision, cpu) for layer in turned.layers]
-        made = with_small_tiles(made, inputs, precision)
-        whole = {*outputs, *map(turned.now, outputs)}
-        made = with_results_in_queries(made, {*inputs, *whole}, rules, cpu)
-        room = Headroom(made, whole, cpu)
-        if lean:
-            made = with_parts(made, whole, cpu, rules, room)
+
+@dataclass(frozen=True, kw_only=True)
+class _Arranged:
+    """Layers in one order, and what is in use then."""
+
+    turned: Turned
+    layers: list[Layer]
+    room: Headroom
+
+
+@dataclass(kw_only=True)
+class _Placing:
+    """What is decided so far. `fixed` are the choices that were given, `choices` all; `whole` are
+    values that are made as a whole, `slots` the joints that values are written into."""
+
+    main: relax.Function
+    read: Reading
+    cpu: CpuModel
+    rules: Sequence[Rule]
+    precision: Precision
+    fixed: Choices
+    choices: Choices
+    growth: float
+    lean: bool
+    layers: Sequence[Layer]
+    inputs: Sequence[Value]
+    outputs: Sequence[Value]
+    roots: dict[Value, Value] = field(default_factory=dict)
+    twins: Mapping[Value, Value] = field(default_factory=dict)
+    whole: set[Value] = field(default_factory=set)
+    room: Headroom | None = None
+    taken: dict[Value, Rule] = field(default_factory=dict)
+    halos: dict[Value, Halo] = field(default_factory=dict)
+    slots: Mapping[Value, Value] = field(default_factory=dict)
+    layouts: Mapping[Value, Blocked] = field(default_factory=dict)
+
+    @property
+    def scarce(self) -> Headroom | None:
+        """The room that there is for scratch memory, if the board has no more than it needs."""
+        return self.room if self.lean else None
+
+    def drop_views(self) -> None:
+        """Layers read the tensors that views are of."""
+        self.layers, self.roots = _without_views(self.layers)
+        self.outputs = [self.roots.get(value, value) for value in self.outputs]
+
+    def arrange(self) -> None:
+        """Fuse and turn layers, and put them into the order in which they need less memory."""
+        chosen = self._arranged(self.layers)
+        if self.lean and chosen.room.is_short(*chosen.layers):
+            late = self._arranged(as_late_as_possible(self.layers))
+            chosen = min(chosen, late, key=lambda item: item.room.most(*item.layers))
+        self.layers, self.room = chosen.layers, chosen.room
+        turned = chosen.turned
+        self.twins = turned.twins
+        self.roots = {value: turned.same.get(root, root) for value, root in self.roots.items()}
+        self.roots |= turned.same
+        self.whole = {*self.outputs, *map(turned.now, self.outputs)}
+
+    def _arranged(self, some: Sequence[Layer]) -> _Arranged:
+        turned = turn(fuse(some, self.outputs), self.outputs, self.cpu)
+        made = [_with_precision(layer, self.precision, self.cpu) for layer in turned.layers]
+        made = with_small_tiles(made, self.inputs, self.precision)
+        whole = {*self.outputs, *map(turned.now, self.outputs)}
+        made = with_results_in_queries(made, {*self.inputs, *whole}, self.rules, self.cpu)
+        room = Headroom(made, whole, self.cpu)
+        if self.lean:
+            made = with_parts(made, whole, self.cpu, self.rules, room)
             room = room.with_others(made)
         return _Arranged(turned=turned, layers=made, room=room)
 
-    chosen = arranged(layers)
-    if lean and chosen.room.is_short(*chosen.layers):
-        late = arranged(as_late_as_possible(layers))
-        chosen = min(chosen, late, key=lambda item: item.room.most(*item.layers))
-    layers, twins = chosen.layers, chosen.turned.twins
-    roots = {value: chosen.turned.same.get(root, root) for value, root in roots.items()}
-    roots |= chosen.turned.same
-    whole = {*outputs, *map(chosen.turned.now, outputs)}
-    layers = in_rows_where_faster(layers, whole, rules, cpu)
-    fixed = choices
-    spare = budget.spare_bytes(main, layers, cpu, growth)
-    if spare < math.inf:
-        scratch = chosen.room.for_weights if lean else None
-        forms = budget.forms_within(layers, cpu, rules, spare, choices, frugal=lean, room=scratch)
-        choices = {**forms, **choices}
-    if lean:
-        layers = [chosen.room.told(layer) for layer in layers]
-        layers, less = with_less(layers, chosen.room, cpu, rules, choices, fixed)
-        choices = {**choices, **less, **fixed}
-    taken = _take(layers, cpu, rules, choices)
-    layers = _with_conversions(layers, taken)
-    halos = _halos(layers, taken)
-    layers = _with_means(layers, taken)
-    layers = with_streams(
-        layers, taken, whole, rules=rules, cpu=cpu, room=chosen.room if lean else None
-    )
-    slots = _share_bytes(layers, taken, halos)
-    layouts = _layouts(layers, taken, halos, cpu, frozenset(inputs))
+    def find_rows(self) -> None:
+        """Find what had better be made some rows at a time than by Winograd's algorithm."""
+        self.layers = in_rows_where_faster(self.layers, self.whole, self.rules, self.cpu)
 
-    def placed(layer: Layer) -> Iterable[PlacedLayer]:
-        rule = taken.get(layer.output)
+    def spend_weights(self) -> None:
+        """Choose the forms that store more weights, within what may be stored."""
+        spare = budget.spare_bytes(self.main, self.layers, self.cpu, self.growth)
+        if spare < math.inf:
+            forms = budget.forms_within(
+                self.layers,
+                self.cpu,
+                self.rules,
+                spare,
+                self.choices,
+                frugal=self.lean,
+                room=self.scarce.for_weights if self.scarce else None,
+            )
+            self.choices = {**forms, **self.choices}
+
+    def spare_scratch(self) -> None:
+        """Choose forms that make do with the scratch memory that is left."""
+        if self.scarce is not None:
+            layers = [self.scarce.told(layer) for layer in self.layers]
+            self.layers, less = with_less(
+                layers, self.scarce, self.cpu, self.rules, self.choices, self.fixed
+            )
+            self.choices = {**self.choices, **less, **self.fixed}
+
+    def take(self) -> None:
+        """Find the rule of each image."""
+        self.taken = _take(self.layers, self.cpu, self.rules, self.choices)
+
+    def convert(self) -> None:
+        """Put conversions between layers of different elements."""
+        self.layers = _with_conversions(self.layers, self.taken)
+
+    def surround(self) -> None:
+        """Find the zeros that are wanted around images."""
+        self.halos = _halos(self.layers, self.taken)
+
+    def average(self) -> None:
+        """Have means made by the kernels of the images that they are of."""
+        self.layers = _with_means(self.layers, self.taken)
+
+    def pair(self) -> None:
+        """Make two layers one where a rule makes both in one kernel."""
+        self.layers = with_streams(
+            self.layers,
+            self.taken,
+            self.whole,
+            rules=self.rules,
+            cpu=self.cpu,
+            room=self.scarce,
+        )
+
+    def share_bytes(self) -> None:
+        """Find which values are written straight into a joint."""
+        self.slots = _share_bytes(self.layers, self.taken, self.halos)
+
+    def lay_out(self) -> None:
+        """Find the layout of each image in blocks."""
+        given = frozenset(self.inputs)
+        self.layouts = _layouts(self.layers, self.taken, self.halos, self.cpu, given)
+
+    def placement(self) -> Placement:
+        """All that is decided."""
+        return Placement(
+            cpu=self.cpu,
+            choices=self.choices,
+            layers=tuple(chain.from_iterable(map(self._placed, self.layers))),
+            layouts=self.layouts,
+            roots=self.roots,
+            twins=self.twins,
+            values=self.read.values,
+        )
+
+    def _placed(self, layer: Layer) -> Iterable[PlacedLayer]:
+        rule = self.taken.get(layer.output)
         if rule is None:
-            return _in_rows(layer, read, rules, cpu)
+            return _in_rows(layer, self.read, self.rules, self.cpu)
         if rule.view_at is None and rule.joining is None:
             return [PlacedLayer(layer=layer, rule=rule)]
-        site = _site(layer, layouts, cpu, by_pixels=False, choice=None)
-        return [PlacedLayer(layer=layer, rule=rule, alias=_alias(rule, site, slots))]
+        site = _site(layer, self.layouts, self.cpu, by_pixels=False, choice=None)
+        return [PlacedLayer(layer=layer, rule=rule, alias=_alias(rule, site, self.slots))]
 
-    return Placement(
-        cpu=cpu,
-        choices=choices,
-        layers=tuple(chain.from_iterable(map(placed, layers))),
-        layouts=layouts,
-        roots=roots,
-        twins=twins,
-        values=read.values,
-    )
+
+# In this order: each reads what those before it have decided.
+PASSES: tuple[Callable[[_Placing], None], ...] = (
+    _Placing.drop_views,
+    _Placing.arrange,
+    _Placing.find_rows,
+    _Placing.spend_weights,
+    _Placing.spare_scratch,
+    _Placing.take,
+    _Placing.convert,
+    _Placing.surround,
+    _Placing.average,
+    _Placing.pair,
+    _Placing.share_bytes,
+    _Placing.lay_out,
+)
 
 
 def _in_rows(
