@@ -1,7 +1,7 @@
 """Whole operators as loops: what is no arithmetic on images and no product.
 
 Innermost loops over memory become vectors, and functions like `exp` arithmetic, in
-`backend.schedule`, as in what TVM lowered.
+`compiler.backend.schedule`, as in what TVM lowered.
 """
 
 from __future__ import annotations
