@@ -24,7 +24,8 @@ from typing import Any
 
 from edgepack.base.errors import RemoteError
 from edgepack.cli import fleet_actions, main
-from edgepack.fleet import FleetDevice, work
+from edgepack.deploy import act
+from edgepack.fleet import FleetDevice
 
 _HELD_BYTES = 1 << 20
 _NOT_HELD = 12
@@ -108,7 +109,7 @@ def run(argv: list[str]) -> int:
     facts, broken, pause_ms, *words = argv
     deploy = FakeDeploy(broken, float(pause_ms) / 1000, Path(facts).parent)
     fleet_actions.Connector = FakeConnector  # type: ignore[assignment,misc]
-    work.deploy_bundle = deploy  # type: ignore[assignment]
+    act.deploy_bundle = deploy  # type: ignore[assignment]
     code = main(words)
     seen = {
         # Of this program alone: ru_maxrss would count the process that started it, too.
