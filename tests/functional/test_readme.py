@@ -34,7 +34,6 @@ def test_the_readme_shows_what_this_file_runs() -> None:
         "./dev demo",  # below
         "./dev test",  # runs this file
         "./dev wheels",  # test_wheels.py
-        "./dev bench",  # hours; its short form is test_bench.py
     }
     assert len(EDGEPACK) >= 7
 
