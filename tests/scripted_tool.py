@@ -118,17 +118,12 @@ class ScriptedDevice:
 
 def well(command: str) -> str:
     """What a device in order says to a command of the device tool."""
+    if "current/source.json" in command:  # no record of where its model is from
+        return ""
     words = next(words for words in ANSWERS if f" {words}" in command)
     return json.dumps(ANSWERS[words])
 
 
 def connector(answers: Mapping[str, Callable[[str], str]]) -> Callable[[FleetDevice], Any]:
     """Connects to scripted devices: those not in `answers` are well."""
-    return lambda device: ScriptedDevice(
-        device.name, answers.get(device.name, _well_without_source)
-    )
-
-
-def _well_without_source(command: str) -> str:
-    """As `well`; the release has no record of where its model is from."""
-    return "" if "current/source.json" in command else well(command)
+    return lambda device: ScriptedDevice(device.name, answers.get(device.name, well))
