@@ -59,15 +59,16 @@ class FoundWheel:
         """All of them, as RECORD has them. Raises `WheelError`."""
         archive = self._archive()
         recorded = self._record(archive)
-        found = []
+        found, left = [], _MOST_BYTES
         for entry in archive.infolist():
             if not entry.filename.startswith(f"{folder}/") or entry.is_dir():
                 continue
             path = PurePosixPath(entry.filename.removeprefix(f"{folder}/"))
             if path.is_absolute() or ".." in path.parts or "\\" in entry.filename:
                 raise self._fail(f"'{entry.filename[:200]}' leads out of it")
-            if entry.file_size > _MOST_BYTES:
-                raise self._fail(f"'{entry.filename}' is larger than {_MOST_BYTES >> 20} MB")
+            left -= entry.file_size
+            if left < 0:
+                raise self._fail(f"unpacked, it is larger than {_MOST_BYTES >> 20} MB")
             try:
                 data = archive.read(entry)
             except (OSError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile) as error:

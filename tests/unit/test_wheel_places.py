@@ -144,6 +144,21 @@ def test_wheels_that_are_not_what_they_should_be(folder: Path) -> None:
         assert not list((folder.parent / "cache").rglob("edgepack-run"))
 
 
+def test_a_wheel_that_is_much_larger_unpacked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wheel_places, "_MOST_BYTES", 100_000)
+    # One of its files has room, both have not.
+    large = {f"{MODULE}/runtime/key/{name}": (bytes(60_000), TEXT) for name in "ab"}
+    whole = zipfile.ZipFile(io.BytesIO(wheel_bytes(large, f"{MODULE}-{VERSION}.dist-info")))
+    with zipfile.ZipFile(folder / NAME, "w", zipfile.ZIP_DEFLATED) as made:
+        for name in whole.namelist():
+            made.writestr(name, whole.read(name))
+    use_places([str(folder)])
+    with pytest.raises(WheelError, match="is larger than"):
+        found()
+
+
 def test_another_version_and_other_sources(folder: Path) -> None:
     (folder / NAME).rename(folder / NAME.replace(VERSION, "0.0.1"))
     said: list[str] = []
