@@ -27,6 +27,7 @@ from edgepack.base.progress import Progress
 from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel, compile_apart, plan_model
 from edgepack.compiler.frontend.load import load_model
+from edgepack.compiler.settings import CompileSettings
 from edgepack.flow.optimize import DEFAULT_OPTIMIZE, GROWTH
 from edgepack.model import ModelSpec
 from edgepack.native.toolchain import select
@@ -103,7 +104,7 @@ def _compiled(model: Path, folder: Path) -> tuple[float, CompiledModel]:
             select(board).toolchain,
             folder / "out",
             limits=_LIMITS,
-            growth=GROWTH[DEFAULT_OPTIMIZE],
+            settings=CompileSettings(growth=GROWTH[DEFAULT_OPTIMIZE]),
         )
     finally:
         set_cache_dir(cache)

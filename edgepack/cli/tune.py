@@ -104,8 +104,7 @@ def _fit(args: argparse.Namespace, job: Job, console: Console) -> int:
     from edgepack.compiler import cpu_key
     from edgepack.compiler.limited import limits_for
     from edgepack.compiler.variants import surveys_apart
-    from edgepack.flow.job import precision_of
-    from edgepack.flow.optimize import GROWTH
+    from edgepack.flow.job import settings_of
     from edgepack.flow.records import RecordsError, read_records, trials_of
     from edgepack.kernels.choices import maker
     from edgepack.model import ModelSpec, read_model
@@ -117,8 +116,7 @@ def _fit(args: argparse.Namespace, job: Job, console: Console) -> int:
             job.board,
             figures,
             limits=limits_for(read_model(spec)),
-            growth=GROWTH[job.project.optimize],
-            precision=precision_of(job),
+            settings=settings_of(job),
             progress=console,
         )
 

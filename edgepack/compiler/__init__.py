@@ -11,6 +11,7 @@ of it without compiling, a CPU's cost model for one, has nothing of it imported.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from edgepack.base.text import format_count
 from edgepack.compiler.compiled import OBJECTS
 from edgepack.compiler.compiled import CompiledModel as CompiledModel
 from edgepack.compiler.precision import FULL, Precision
+from edgepack.compiler.settings import DEFAULTS, CompileSettings
 from edgepack.kernels.choices import NO_CHOICES, UNLIMITED, Choices
 
 if TYPE_CHECKING:
@@ -71,7 +73,8 @@ def compile_model(
     with named_failures(model.path):
         if gpu is not None:
             return _compile_for_gpu(model, board, toolchain, out, precision, gpu, progress)
-        return _compile(model, board, toolchain, out, rules, growth, precision, choices, progress)
+        settings = CompileSettings(rules=rules, growth=growth, precision=precision, choices=choices)
+        return _compile(model, board, toolchain, out, settings, progress)
 
 
 def compile_apart(
@@ -81,13 +84,11 @@ def compile_apart(
     out: Path,
     *,
     limits: Limits,
-    growth: float = UNLIMITED,
-    precision: Precision = FULL,
-    choices: Choices = NO_CHOICES,
+    settings: CompileSettings = DEFAULTS,
     gpu: Gpu | None = None,
     progress: Progress = NO_PROGRESS,
 ) -> CompiledModel:
-    """`compile_model` in a process of its own.
+    """`compile_model` in a process of its own, by the rules of the table.
 
     Raises what that and `within` raise, which names the pass and the node that it worked on.
     """
@@ -102,10 +103,8 @@ def compile_apart(
         board,
         toolchain,
         out,
-        growth=growth,
-        precision=precision,
-        choices=dict(choices),
-        gpu=gpu,
+        replace(settings, choices=dict(settings.choices)),
+        gpu,
     )
 
 
@@ -114,10 +113,7 @@ def _compile_there(
     board: Board,
     toolchain: Toolchain,
     out: Path,
-    *,
-    growth: float,
-    precision: Precision,
-    choices: Choices,
+    settings: CompileSettings,
     gpu: Gpu | None,
 ) -> CompiledModel:
     from edgepack.base import apart
@@ -127,9 +123,9 @@ def _compile_there(
         board,
         toolchain,
         out,
-        growth=growth,
-        precision=precision,
-        choices=choices,
+        growth=settings.growth,
+        precision=settings.precision,
+        choices=settings.choices,
         gpu=gpu,
         progress=apart.progress(),
     )
@@ -140,10 +136,7 @@ def _compile(
     board: Board,
     toolchain: Toolchain,
     out: Path,
-    rules: Sequence[Rule] | None,
-    growth: float,
-    precision: Precision,
-    choices: Choices,
+    settings: CompileSettings,
     progress: Progress,
 ) -> CompiledModel:
     from edgepack.base import apart
@@ -153,10 +146,8 @@ def _compile(
 
     if isinstance(model, ModelSpec):
         model = load_model(model)
-    planner = Planner(
-        model, board, rules=rules, growth=growth, precision=precision, progress=progress
-    )
-    laid_out, kernels, layers = planner.plan(choices)
+    planner = Planner(model, board, settings, progress=progress)
+    laid_out, kernels, layers = planner.plan(settings.choices)
     progress.step(f"compiling {format_count(len(kernels), 'kernel')} for {board.cpu}")
     import tvm
 
@@ -257,9 +248,8 @@ def plan_model(
     """
     from edgepack.compiler.planning import Planner
 
-    planner = Planner(
-        model, board, rules=rules, growth=growth, precision=precision, progress=progress
-    )
+    settings = CompileSettings(rules=rules, growth=growth, precision=precision)
+    planner = Planner(model, board, settings, progress=progress)
     return (*planner.plan(choices), planner.target)
 
 

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 from edgepack.base.kept import keep
 from edgepack.base.paths import cache_dir
 from edgepack.base.tables import read_json
+from edgepack.compiler.settings import CompileSettings
 
 if TYPE_CHECKING:
     from edgepack.boards import Board
     from edgepack.compiler.backend.report import LayerReport
-    from edgepack.compiler.precision import Precision
     from edgepack.gpus import Gpu
-    from edgepack.kernels.choices import Choices
     from edgepack.model import LoadedModel, ModelSpec, TensorInfo
     from edgepack.native.toolchain import Toolchain
 
@@ -96,15 +95,13 @@ class CompileTask:
     spec: ModelSpec
     board: Board
     toolchain: Toolchain
-    growth: float
-    precision: Precision
-    choices: Choices
+    settings: CompileSettings
     gpu: Gpu | None
 
     @property
     def key(self) -> str:
         """A hash of all of it, and of the compiler."""
-        precision = self.precision
+        settings, precision = self.settings, self.settings.precision
         board = {
             key: value
             for key, value in self.board.to_dict().items()
@@ -118,8 +115,8 @@ class CompileTask:
             "states": dict(self.model.states),
             "board": board,
             "gpu": None if self.gpu is None else asdict(self.gpu),
-            "growth": self.growth,
-            "choices": {kernel: asdict(choice) for kernel, choice in self.choices.items()},
+            "growth": settings.growth,
+            "choices": {kernel: asdict(choice) for kernel, choice in settings.choices.items()},
             "precision": precision.name,
             "quantized": precision.quantized,
             "bounded": sorted(precision.bounded),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import edgepack.compiler.load_tvm  # noqa: F401
 
 # isort: split
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
@@ -24,13 +24,11 @@ from edgepack.compiler.frontend.load import CheckedModel
 from edgepack.compiler.frontend.quantized import Recognition
 from edgepack.compiler.place import lower
 from edgepack.compiler.place.budget import constant_bytes
-from edgepack.compiler.place.emit import tried_rules
 from edgepack.compiler.place.placement import place_layers
 from edgepack.compiler.place.survey import survey
 from edgepack.compiler.precision import FULL, Precision
+from edgepack.compiler.settings import DEFAULTS, CompileSettings
 from edgepack.kernels.choices import NO_CHOICES, UNLIMITED, Choices, Tunable
-from edgepack.kernels.rules import table
-from edgepack.kernels.rules.rule import Rule
 from edgepack.kernels.tiles.cpu import CpuModel, cpu_model
 from edgepack.kernels.tiles.element import FLOAT16
 
@@ -50,18 +48,16 @@ class Planner:
         self,
         model: CheckedModel,
         board: Board,
+        settings: CompileSettings = DEFAULTS,
         *,
-        rules: Sequence[Rule] | None = None,
-        growth: float = UNLIMITED,
-        precision: Precision = FULL,
         progress: Progress = NO_PROGRESS,
     ) -> None:
         self._model, self._board = model, board
         # States are what the model made itself.
+        precision = settings.precision
         precision = replace(precision, bounded=precision.bounded | model.states.keys())
-        self._rules = table.RULES if rules is None else rules
-        self._lean = growth < UNLIMITED
-        self._growth = min(growth, memory.most_growth(model.expanded, board))
+        self._rules, self._lean = settings.rules, settings.growth < UNLIMITED
+        self._growth = min(settings.growth, memory.most_growth(model.expanded, board))
         apart.at("looking at its size")
         memory.check_before(model.path, model.expanded, board)
 
@@ -103,27 +99,26 @@ class Planner:
         """The plan, its kernels by name, and a report of each call."""
         model = self._model
         bounds = importer.bounds_of(self._imported)
-        lowered = self._lowered(self._imported, choices, self._precision)
+        lowered = self._lowered(self._imported, replace(self._settings, choices=choices))
         apart.at("laying out its memory")
         laid_out, kernels, reports = plan.extract_plan(lowered, model, bounds)
         memory.check_fits(model.path, laid_out.arena_bytes, len(laid_out.params), self._board)
         return laid_out, kernels, reports
 
-    def _lowered(self, imported: Any, choices: Choices, precision: Precision) -> Lowered:
+    @property
+    def _settings(self) -> CompileSettings:
+        """Those that were given, as far as the model and the board allow."""
+        return CompileSettings(
+            rules=self._rules, growth=self._growth, precision=self._precision, lean=self._lean
+        )
+
+    def _lowered(self, imported: Any, settings: CompileSettings) -> Lowered:
         """A module and the bodies of its loops and branches.
 
         Those are in full precision: nobody has seen what numbers they compute.
         """
-        module, fast = lower.lower(
-            imported,
-            self.target,
-            self._model,
-            rules=self._rules,
-            growth=self._growth,
-            precision=precision,
-            choices=choices,
-            lean=self._lean,
-        )
+        module, fast = lower.lower(imported, self.target, self._model, settings)
+        precision = settings.precision
         return Lowered(
             module=schedule.schedule(module, self.target),
             library=fast.kernels,
@@ -135,7 +130,7 @@ class Planner:
                     states=block.states,
                     most=block.most,
                     bodies=tuple(
-                        self._lowered(body, choices, _inside(body, precision))
+                        self._lowered(body, replace(settings, precision=_inside(body, precision)))
                         for body in block.bodies
                     ),
                 )
@@ -152,23 +147,14 @@ class Planner:
         if precision.quantized == "int8" or self._growth <= 1:
             return {}
         apart.at("looking for what is faster in float than on integers")
-        tried = tried_rules(self._rules, growth=self._growth)
-        return mixed.left_in_float(found, cpu, tried, precision, self._growth)
+        settings = CompileSettings(rules=self._rules, growth=self._growth, precision=precision)
+        return mixed.left_in_float(found, cpu, settings)
 
     def survey(self, figures: Mapping[str, float] = MappingProxyType({})) -> tuple[Tunable, ...]:
         """The kernels that can be made in several ways, in the order of their first calls, with
         other `figures` of the CPU's model where some are given."""
-        tried = tried_rules(self._rules, growth=self._growth)
         cpu = replace(self.cpu, **figures)  # type: ignore[arg-type]
-        placement = place_layers(
-            self._folded["main"],
-            cpu,
-            tried,
-            self._precision,
-            growth=self._growth,
-            lean=self._lean,
-        )
-        return survey(placement, tried, self._growth)
+        return survey(place_layers(self._folded["main"], cpu, self._settings), self._settings)
 
     @property
     def cpu(self) -> CpuModel:

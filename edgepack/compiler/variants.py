@@ -18,8 +18,8 @@ from edgepack.base.text import format_count
 from edgepack.boards import Board
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.limited import within
-from edgepack.compiler.precision import FULL, Precision
-from edgepack.kernels.choices import UNLIMITED, Choices, Tunable
+from edgepack.compiler.settings import DEFAULTS, CompileSettings
+from edgepack.kernels.choices import Choices, Tunable
 from edgepack.model import ModelSpec
 from edgepack.native.toolchain import Toolchain
 
@@ -64,8 +64,7 @@ def survey_apart(
     board: Board,
     *,
     limits: Limits,
-    growth: float = UNLIMITED,
-    precision: Precision = FULL,
+    settings: CompileSettings = DEFAULTS,
     progress: Progress = NO_PROGRESS,
 ) -> tuple[Tunable, ...]:
     """The kernels that can be made in several ways, in the order of their first calls.
@@ -79,27 +78,18 @@ def survey_apart(
         _survey_there,
         spec,
         board,
-        growth=growth,
-        precision=precision,
+        settings,
     )
 
 
-def _survey_there(
-    spec: ModelSpec, board: Board, *, growth: float, precision: Precision
-) -> tuple[Tunable, ...]:
+def _survey_there(spec: ModelSpec, board: Board, settings: CompileSettings) -> tuple[Tunable, ...]:
     from edgepack.base import apart
     from edgepack.compiler.errors import named_failures
     from edgepack.compiler.frontend.load import load_model
     from edgepack.compiler.planning import Planner
 
     with named_failures(spec.path):
-        planner = Planner(
-            load_model(spec),
-            board,
-            growth=growth,
-            precision=precision,
-            progress=apart.progress(),
-        )
+        planner = Planner(load_model(spec), board, settings, progress=apart.progress())
         return planner.survey()
 
 
@@ -109,8 +99,7 @@ def surveys_apart(
     figures: Sequence[Mapping[str, float]],
     *,
     limits: Limits,
-    growth: float = UNLIMITED,
-    precision: Precision = FULL,
+    settings: CompileSettings = DEFAULTS,
     progress: Progress = NO_PROGRESS,
 ) -> tuple[dict[str, float], list[tuple[Tunable, ...]]]:
     """The CPU model's figures of `FIGURES`, and a survey with each of `figures` in their place."""
@@ -122,8 +111,7 @@ def surveys_apart(
         spec,
         board,
         [dict(one) for one in figures],
-        growth=growth,
-        precision=precision,
+        settings,
     )
 
 
@@ -131,9 +119,7 @@ def _surveys_there(
     spec: ModelSpec,
     board: Board,
     figures: Sequence[Mapping[str, float]],
-    *,
-    growth: float,
-    precision: Precision,
+    settings: CompileSettings,
 ) -> tuple[dict[str, float], list[tuple[Tunable, ...]]]:
     from edgepack.base import apart
     from edgepack.compiler.errors import named_failures
@@ -141,13 +127,7 @@ def _surveys_there(
     from edgepack.compiler.planning import Planner
 
     with named_failures(spec.path):
-        planner = Planner(
-            load_model(spec),
-            board,
-            growth=growth,
-            precision=precision,
-            progress=apart.progress(),
-        )
+        planner = Planner(load_model(spec), board, settings, progress=apart.progress())
         in_use = {name: float(getattr(planner.cpu, name)) for name in FIGURES}
         return in_use, [planner.survey(one) for one in figures]
 
@@ -160,8 +140,7 @@ def compile_variants(
     variants: Sequence[Choices],
     *,
     limits: Limits,
-    growth: float = UNLIMITED,
-    precision: Precision = FULL,
+    settings: CompileSettings = DEFAULTS,
     progress: Progress = NO_PROGRESS,
 ) -> Variants:
     """Compile a model once for each of `variants`, into the folder `out`, which is replaced.
@@ -179,8 +158,7 @@ def compile_variants(
         toolchain,
         out,
         [dict(choices) for choices in variants],
-        growth=growth,
-        precision=precision,
+        settings,
     )
 
 
@@ -190,9 +168,7 @@ def _compile_there(
     toolchain: Toolchain,
     out: Path,
     variants: Sequence[Choices],
-    *,
-    growth: float,
-    precision: Precision,
+    settings: CompileSettings,
 ) -> Variants:
     from edgepack.base import apart
     from edgepack.compiler.backend import build, code
@@ -202,9 +178,7 @@ def _compile_there(
 
     progress = apart.progress()
     with named_failures(spec.path):
-        planner = Planner(
-            load_model(spec), board, growth=growth, precision=precision, progress=progress
-        )
+        planner = Planner(load_model(spec), board, settings, progress=progress)
         joint = _Joint()
         for index, choices in enumerate(variants):
             apart.at(f"planning variant {index + 1}", index, len(variants))

@@ -26,6 +26,7 @@ from edgepack.compiler import CompiledModel, compile_apart, cpu_key
 from edgepack.compiler.compiled import CompileTask, keep_compiled
 from edgepack.compiler.limited import limits_for
 from edgepack.compiler.precision import COMPUTE, FULL, Precision
+from edgepack.compiler.settings import CompileSettings
 from edgepack.flow.exporters import read_exporter
 from edgepack.flow.optimize import GROWTH
 from edgepack.flow.own_program import check_loads
@@ -202,6 +203,11 @@ def precision_of(job: Job) -> Precision:
     return replace(plain, name=name, samples=samples)
 
 
+def settings_of(job: Job) -> CompileSettings:
+    """How the model is compiled, but for what tuning found."""
+    return CompileSettings(growth=GROWTH[job.project.optimize], precision=precision_of(job))
+
+
 def _bounded(job: Job) -> frozenset[str]:
     """The inputs whose values have the size that the model was trained with: photos, and what the
     project says."""
@@ -341,9 +347,7 @@ def compile_job(
             task.toolchain,
             work,
             limits=model_limits(job),
-            growth=task.growth,
-            precision=task.precision,
-            choices=task.choices,
+            settings=task.settings,
             gpu=task.gpu,
             progress=progress,
         )
@@ -358,9 +362,11 @@ def compile_task(job: Job, *, floats: Mapping[str, str] | None = None) -> Compil
         spec=job.spec,
         board=job.board,
         toolchain=kernel_toolchain(job),
-        growth=GROWTH[job.project.optimize],
-        precision=replace(precision_of(job), floats=floats),
-        choices=choose_tuned(job).choices,
+        settings=CompileSettings(
+            growth=GROWTH[job.project.optimize],
+            precision=replace(precision_of(job), floats=floats),
+            choices=choose_tuned(job).choices,
+        ),
         gpu=gpu_of(job),
     )
 

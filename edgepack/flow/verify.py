@@ -28,6 +28,7 @@ from edgepack.compiler import CompiledModel, compile_apart
 from edgepack.compiler.backend.run import run_plan
 from edgepack.compiler.limited import limits_for
 from edgepack.compiler.precision import FULL, Precision
+from edgepack.compiler.settings import CompileSettings
 from edgepack.flow.adversarial import PAST, compare_odd, odd_cases
 from edgepack.flow.golden import check_golden
 from edgepack.flow.ranking import in_order_of, is_drawn
@@ -484,7 +485,7 @@ def first_layer(
                 toolchain,
                 Path(folder) / "out",
                 limits=limits,
-                precision=precision,
+                settings=CompileSettings(precision=precision),
             )
             return difference(proto, board, built, {"": inputs}, tolerance) is not None
 

@@ -45,9 +45,8 @@ from edgepack.flow.job import (
     compile_job,
     kernel_toolchain,
     model_limits,
-    precision_of,
+    settings_of,
 )
-from edgepack.flow.optimize import GROWTH
 from edgepack.flow.reference import Array, make_golden
 from edgepack.flow.tolerances import golden_tolerance, tolerance_of
 from edgepack.kernels.choices import Choices
@@ -135,8 +134,7 @@ def compile_round(
         out,
         [{}, *variants],
         limits=model_limits(job),
-        growth=GROWTH[job.project.optimize],
-        precision=precision_of(job),
+        settings=settings_of(job),
         progress=progress,
     )
 

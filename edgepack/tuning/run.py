@@ -11,8 +11,7 @@ from edgepack.compiler import cpu_key
 from edgepack.compiler.variants import survey_apart
 from edgepack.device import SshOptions, open_device
 from edgepack.device.limit import limited
-from edgepack.flow.job import Job, model_limits, precision_of
-from edgepack.flow.optimize import GROWTH
+from edgepack.flow.job import Job, model_limits, settings_of
 from edgepack.flow.records import ESTIMATED, RecordFile, read_records
 from edgepack.kernels.choices import maker
 from edgepack.tuning.estimated import CycleTimer, on_one_core
@@ -63,8 +62,7 @@ def tune_job(
             job.spec,
             job.board,
             limits=model_limits(job),
-            growth=GROWTH[job.project.optimize],
-            precision=precision_of(job),
+            settings=settings_of(job),
             progress=progress,
         )
         suffix = ESTIMATED if estimated else _EMULATED if virtual else ""

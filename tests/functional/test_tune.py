@@ -19,6 +19,7 @@ from edgepack.boards import get_board
 from edgepack.bundle.bundle import TUNING, VERIFIED
 from edgepack.cli import main
 from edgepack.compiler import cpu_key
+from edgepack.compiler.settings import CompileSettings
 from edgepack.compiler.variants import compile_variants, survey_apart
 from edgepack.deploy.ab_timing import ROUNDS
 from edgepack.flow import records
@@ -352,7 +353,9 @@ def test_figures_are_fitted_to_records(folder: Path, capsys: pytest.CaptureFixtu
     trials = []
     for path in (folder / "tiny.onnx", other):
         spec, growth = ModelSpec(path=path), GROWTH["balance"]
-        for one in survey_apart(spec, board, limits=LIMITS, growth=growth):
+        for one in survey_apart(
+            spec, board, limits=LIMITS, settings=CompileSettings(growth=growth)
+        ):
             for way in one.others:
                 ratio = one.default.cycles / way.cycles
                 trials.append(

@@ -11,7 +11,6 @@ from edgepack.compiler.frontend.load import load_model
 from edgepack.compiler.place.placement import JointOf, PlacedLayer, Placement, ViewAt, place_layers
 from edgepack.kernels.layer import Convolution
 from edgepack.kernels.rules.convolution import merged_groups
-from edgepack.kernels.rules.table import RULES
 from edgepack.kernels.tiles.cpu import AVX512, CORTEX_A72, CpuModel
 from edgepack.kernels.tiles.element import FLOAT32
 from edgepack.kernels.tiles.layout import Halo
@@ -26,7 +25,7 @@ def placed(path: Path, net: Builder, *outputs: str, cpu: CpuModel = CORTEX_A72) 
     """The placement of a network of one image."""
     save_cases(path, net, {"x": IMAGE}, {f"result_{name}": name for name in outputs})
     module = importer.import_model(load_model(ModelSpec(path=path)))
-    return place_layers(module["main"], cpu, RULES)
+    return place_layers(module["main"], cpu)
 
 
 def by_rule(placement: Placement, name: str) -> list[PlacedLayer]:

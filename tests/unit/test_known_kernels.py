@@ -19,8 +19,9 @@ from edgepack.compiler.place import emit
 from edgepack.compiler.place.emit import _Kernels
 from edgepack.compiler.place.placement import place_layers
 from edgepack.compiler.precision import FULL, Precision
+from edgepack.compiler.settings import CompileSettings
 from edgepack.kernels import key as known
-from edgepack.kernels.choices import NO_CHOICES, Way
+from edgepack.kernels.choices import Way
 from edgepack.kernels.key import key_of_site
 from edgepack.kernels.layer import Convolution, Layer, Norm, RowProduct
 from edgepack.kernels.rules import convolution, winograd
@@ -85,7 +86,7 @@ def sites(
     with so small a cache images are large."""
     cpu = replace(cpu, l2_bytes=1 << 16)
     module = importer.import_model(load_model(ModelSpec(path=path)))
-    placement = place_layers(module["main"], cpu, RULES, precision, NO_CHOICES)
+    placement = place_layers(module["main"], cpu, CompileSettings(precision=precision))
     for placed in placement.layers:
         if placed.rule is not None and placed.rule.rows is None and placed.alias is None:
             for by_pixels in (False, True):

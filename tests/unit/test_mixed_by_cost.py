@@ -8,8 +8,7 @@ import onnx
 
 from edgepack.compiler.frontend.mixed import left_in_float
 from edgepack.compiler.frontend.quantized import Recognition
-from edgepack.compiler.precision import FULL
-from edgepack.kernels.rules.table import RULES
+from edgepack.compiler.settings import DEFAULTS
 from edgepack.kernels.tiles.cpu import CORTEX_A53
 from tests.onnx_models import Builder
 from tests.quantized_models import Chains
@@ -27,5 +26,5 @@ def test_large_tensors_stay_on_integers_where_they_go_to_memory() -> None:
     assert len(found.taken) == 3
     # 1.2 MB as integers, 4.8 MB as numbers.
     fitting = replace(CORTEX_A53, l2_bytes=8 << 20)
-    assert left_in_float(found, fitting, RULES, FULL)
-    assert not left_in_float(found, CORTEX_A53, RULES, FULL)
+    assert left_in_float(found, fitting, DEFAULTS)
+    assert not left_in_float(found, CORTEX_A53, DEFAULTS)

@@ -11,6 +11,7 @@ from edgepack.boards import get_board
 from edgepack.compiler.frontend.load import load_model
 from edgepack.compiler.planning import Planner
 from edgepack.compiler.precision import Precision
+from edgepack.compiler.settings import CompileSettings
 from edgepack.model import ModelSpec
 from tests.onnx_models import Builder
 
@@ -24,7 +25,11 @@ def limits(
     net = Builder(2)
     net.op("Identity", network(net), outputs=["y"])
     net.save(path, {"x": [1, 32, 56, 56]}, {"y": [1, 32, 56, 56]})
-    planner = Planner(load_model(ModelSpec(path=path)), get_board("rasp4b-64"), precision=precision)
+    planner = Planner(
+        load_model(ModelSpec(path=path)),
+        get_board("rasp4b-64"),
+        CompileSettings(precision=precision),
+    )
     _, _, layers = planner.plan()
     named = (layer for layer in layers if layer.operator.startswith("Conv"))
     return {layer.layer: (layer.most_results, layer.limited) for layer in named}

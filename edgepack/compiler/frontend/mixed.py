@@ -17,9 +17,9 @@ import numpy as np
 
 from edgepack.base.minimum_cut import MinimumCut
 from edgepack.compiler.frontend.quantized import Recognition, Taken
-from edgepack.compiler.precision import Precision
+from edgepack.compiler.settings import CompileSettings
 from edgepack.kernels import integer
-from edgepack.kernels.choices import FRESH, UNLIMITED, Ranked, Way
+from edgepack.kernels.choices import FRESH, Ranked, Way
 from edgepack.kernels.integer import IntegerOperator, Steps
 from edgepack.kernels.layer import (
     Convolution,
@@ -47,18 +47,16 @@ _DEAREST, _TRIED = 1e3, 24
 def left_in_float(
     found: Recognition,
     cpu: CpuModel,
-    rules: Sequence[Rule],
-    precision: Precision,
-    growth: float = UNLIMITED,
+    settings: CompileSettings,
 ) -> dict[str, str]:
     """The nodes that are not done on integers, by name, and why.
 
-    `rules` are those that kernels are made by. All weights take at most `growth` times the bytes of
-    the model's, if what it could do on integers is so.
+    All weights take at most `settings.growth` times the bytes of the model's, if what it could do
+    on integers is so.
     """
-    prices = _Prices(found, cpu, rules, precision)
+    prices = _Prices(found, cpu, settings)
     tensors = list(_tensors(found))
-    spare = (growth - 1) * sum(map(_weight_bytes, found.taken.values()))
+    spare = (settings.growth - 1) * sum(map(_weight_bytes, found.taken.values()))
     whole, kept = set(found.taken), _parted(found, prices, tensors)
     if _more_bytes(found, prices, kept) > spare:
         # Bytes get a price: the lowest one for which they fit.
@@ -179,11 +177,9 @@ _PASSING = ("Flatten", "Reshape", "Squeeze")
 class _Prices:
     """Cycles by the cost model. A byte that weights take beyond integers costs `per_byte`."""
 
-    def __init__(
-        self, found: Recognition, cpu: CpuModel, rules: Sequence[Rule], precision: Precision
-    ) -> None:
-        self.found, self.cpu, self.rules = found, cpu, rules
-        halves = precision.is_half and cpu.computes(FLOAT16)
+    def __init__(self, found: Recognition, cpu: CpuModel, settings: CompileSettings) -> None:
+        self.found, self.cpu, self.rules = found, cpu, settings.tried
+        halves = settings.precision.is_half and cpu.computes(FLOAT16)
         self.element = FLOAT16 if halves else FLOAT32
         self.per_byte = 0.0
         self._known: dict[str, tuple[float, list[Ranked]]] = {}

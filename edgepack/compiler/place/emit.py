@@ -29,12 +29,11 @@ from edgepack.compiler.place.placement import (
     ViewAt,
     place_layers,
 )
-from edgepack.compiler.precision import FULL, Precision
-from edgepack.kernels.choices import NO_CHOICES, UNLIMITED, Choices
+from edgepack.compiler.settings import DEFAULTS, CompileSettings
 from edgepack.kernels.key import key_of_site
 from edgepack.kernels.layer import Layer
 from edgepack.kernels.rules.rule import LayerKernel, RowsSite, Rule, product
-from edgepack.kernels.rules.table import RULES, pack, unpack
+from edgepack.kernels.rules.table import pack, unpack
 from edgepack.kernels.signature import signature_of
 from edgepack.kernels.tiles.cpu import cpu_model
 from edgepack.kernels.tiles.layout import Blocked
@@ -60,12 +59,7 @@ class Rewritten:
 def rewrite(
     module: tvm.IRModule,
     target: tvm.target.Target,
-    *,
-    rules: Sequence[Rule] = RULES,
-    growth: float = UNLIMITED,
-    precision: Precision = FULL,
-    choices: Choices = NO_CHOICES,
-    lean: bool = False,
+    settings: CompileSettings = DEFAULTS,
 ) -> Rewritten:
     """Put fast kernels into `main`, a function of one dataflow block.
 
@@ -76,9 +70,7 @@ def rewrite(
     `lean`: no scratch memory is taken that the board needs more memory for; see `Headroom`.
     """
     main = module["main"]
-    tried = tried_rules(rules, growth=growth)
-    cpu = cpu_model(target)
-    emitter = _Emitter(main, place_layers(main, cpu, tried, precision, choices, growth, lean))
+    emitter = _Emitter(main, place_layers(main, cpu_model(target), settings))
     new_main = emitter.emit()
     functions = dict(module.functions.items())
     updated = tvm.IRModule(functions, attrs=module.attrs)
@@ -86,11 +78,6 @@ def rewrite(
     return Rewritten(
         module=updated, kernels=emitter.kernels.by_name, reports=tuple(emitter.reports)
     )
-
-
-def tried_rules(rules: Sequence[Rule], *, growth: float) -> list[Rule]:
-    """Those of the rules that may store as many weights as they do."""
-    return [rule for rule in rules if growth > 1 or not rule.more_weights]
 
 
 class _Kernels:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from edgepack.compiler.settings import CompileSettings
 from edgepack.kernels.choices import FRESH, Choices, Ranked, Way
 from edgepack.kernels.layer import (
     Attention,
@@ -269,18 +270,17 @@ def with_less(
     layers: Sequence[Layer],
     room: Headroom,
     cpu: CpuModel,
-    rules: Collection[Rule],
-    choices: Choices,
+    settings: CompileSettings,
     fixed: Collection[str],
 ) -> tuple[list[Layer], Choices]:
     """The layers, those told of their room whose form would take more, and the forms of those.
 
-    `choices` are the forms taken so far, those of `fixed` signatures for good. Nothing is changed
-    where it would make the network slower by more than a few hundredths.
+    The choices of `settings` are the forms taken so far, those of `fixed` signatures for good.
+    Nothing is changed where it would make the network slower by more than a few hundredths.
     """
     most = _MOST_LOST * fewest_cycles(layers, cpu)
     # Fresh weights are there for what room there is.
-    fresh = {signature for signature, choice in choices.items() if choice.weights == FRESH}
+    fresh = {signature for signature, choice in settings.choices.items() if choice.weights == FRESH}
     alike = _alike(layers, room, cpu, fresh)
     found: dict[str, _Less] = {}
     for share in _SHARES:
@@ -288,7 +288,7 @@ def with_less(
             signature: less
             for signature, group in alike.items()
             if signature not in fixed
-            if (less := _less(signature, group, share, room, cpu, rules, choices)) is not None
+            if (less := _less(signature, group, share, room, cpu, settings)) is not None
         }
         if sum(less.lost for signature, less in found.items() if signature not in fresh) <= most:
             break
@@ -339,11 +339,11 @@ def _less(
     share: float,
     room: Headroom,
     cpu: CpuModel,
-    rules: Collection[Rule],
-    choices: Choices,
+    settings: CompileSettings,
 ) -> _Less | None:
     """What equal layers make do with; None if they have room enough."""
-    layer, choice = group[0], choices.get(signature)
+    rules = settings.tried
+    layer, choice = group[0], settings.choices.get(signature)
     if choice is not None and choice.weights == FRESH:
         left = least = min(map(room.for_weights, group))
     else:

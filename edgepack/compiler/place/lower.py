@@ -6,7 +6,6 @@ What the kernel library has a rule for goes there; TVM lowers and fuses the rest
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 import tvm
 from tvm import relax
@@ -18,10 +17,7 @@ from edgepack.compiler.layers.quantized import keep_integers
 from edgepack.compiler.layers.quotients import as_products
 from edgepack.compiler.origin import origin_of
 from edgepack.compiler.place.legalize import LEGALIZATIONS
-from edgepack.compiler.precision import FULL, Precision
-from edgepack.kernels.choices import NO_CHOICES, UNLIMITED, Choices
-from edgepack.kernels.rules.rule import Rule
-from edgepack.kernels.rules.table import RULES
+from edgepack.compiler.settings import DEFAULTS, CompileSettings
 from edgepack.kernels.value import Origin
 from edgepack.model import LoadedModel
 from edgepack.model.errors import DynamicShapeError
@@ -33,31 +29,18 @@ def lower(
     module: tvm.IRModule,
     target: tvm.target.Target,
     model: LoadedModel,
-    *,
-    rules: Sequence[Rule] = RULES,
-    growth: float = UNLIMITED,
-    precision: Precision = FULL,
-    choices: Choices = NO_CHOICES,
-    lean: bool = False,
+    settings: CompileSettings = DEFAULTS,
 ) -> tuple[tvm.IRModule, place.Rewritten]:
     """Turn every operator into a kernel.
 
     In the resulting module `main` is a dataflow block of three things only: `call_dps_packed`
     of a kernel of the library (those come with the second result), `call_tir` of a PrimFunc of
     the module, where operators that can share their loops are fused, and `reshape`, which moves
-    no data. `rules` and what follows are those of `place.rewrite`. Raises
+    no data. `settings` are those of `place.rewrite`. Raises
     `ImportModelError` for a form of an operator that TVM converts but has no code for (a maximum of
     booleans, an integer power), and `DynamicShapeError` where a shape inside depends on the data.
     """
-    fast = place.rewrite(
-        fold(module, target, model),
-        target,
-        rules=rules,
-        growth=growth,
-        precision=precision,
-        choices=choices,
-        lean=lean,
-    )
+    fast = place.rewrite(fold(module, target, model), target, settings)
     return lower_rest(fast.module, target, model), fast
 
 

@@ -26,8 +26,9 @@ from edgepack.compiler.place.order import as_late_as_possible
 from edgepack.compiler.place.parts import with_parts
 from edgepack.compiler.place.rows import rule_of_rows, with_results_in_queries
 from edgepack.compiler.place.streams import in_rows_where_faster, with_streams
-from edgepack.compiler.precision import FULL, Precision, misfit
-from edgepack.kernels.choices import NO_CHOICES, UNLIMITED, Choices, Way
+from edgepack.compiler.precision import Precision, misfit
+from edgepack.compiler.settings import DEFAULTS, CompileSettings
+from edgepack.kernels.choices import Choices, Way
 from edgepack.kernels.integer import IntegerOperator
 from edgepack.kernels.layer import (
     Conversion,
@@ -105,25 +106,20 @@ class Placement:
 
 
 def place_layers(
-    main: relax.Function,
-    cpu: CpuModel,
-    rules: Sequence[Rule],
-    precision: Precision = FULL,
-    choices: Choices = NO_CHOICES,
-    growth: float = UNLIMITED,
-    lean: bool = False,
+    main: relax.Function, cpu: CpuModel, settings: CompileSettings = DEFAULTS
 ) -> Placement:
     """Place the layers of a function of one dataflow block. The first rule that takes a layer
-    makes it, unless `choices` name another one that can.
+    makes it, unless the choices name another one that can.
 
-    Of weights at most `growth` times what the function has are stored, but for what `choices` say
-    and what pads them. `lean`: more weights are to be worth their bytes, and kernels make do with
-    little scratch memory where it would make the arena larger; see `Headroom`.
+    Of weights at most `settings.growth` times what the function has are stored, but for what the
+    choices say and what pads them. `settings.lean`: more weights are to be worth their bytes, and
+    kernels make do with little scratch memory where it would make the arena larger; see `Headroom`.
     """
+    rules = settings.tried
     read = read_layers(
         main,
         # There are products of rows with whole weights only.
-        matrices_in_rows=not precision.is_half,
+        matrices_in_rows=not settings.precision.is_half,
         whole_attentions=any(rule.in_place_of_queries for rule in rules),
     )
     cpu = replace(
@@ -134,11 +130,8 @@ def place_layers(
         read=read,
         cpu=cpu,
         rules=rules,
-        precision=precision,
-        fixed=choices,
-        choices=choices,
-        growth=growth,
-        lean=lean,
+        settings=settings,
+        choices=settings.choices,
         layers=read.layers,
         inputs=[read.values.of(param) for param in main.params],
         outputs=[read.values.of(var) for var in variables(main.body.body)],
@@ -159,18 +152,15 @@ class _Arranged:
 
 @dataclass(kw_only=True)
 class _Placing:
-    """What is decided so far. `fixed` are the choices that were given, `choices` all; `whole` are
-    values that are made as a whole, `slots` the joints that values are written into."""
+    """What is decided so far. `choices` are those that were given, and more; `whole` are values
+    that are made as a whole, `slots` the joints that values are written into."""
 
     main: relax.Function
     read: Reading
     cpu: CpuModel
     rules: Sequence[Rule]
-    precision: Precision
-    fixed: Choices
+    settings: CompileSettings
     choices: Choices
-    growth: float
-    lean: bool
     layers: Sequence[Layer]
     inputs: Sequence[Value]
     outputs: Sequence[Value]
@@ -186,7 +176,7 @@ class _Placing:
     @property
     def scarce(self) -> Headroom | None:
         """The room that there is for scratch memory, if the board has no more than it needs."""
-        return self.room if self.lean else None
+        return self.room if self.settings.lean else None
 
     def drop_views(self) -> None:
         """Layers read the tensors that views are of."""
@@ -196,7 +186,7 @@ class _Placing:
     def arrange(self) -> None:
         """Fuse and turn layers, and put them into the order in which they need less memory."""
         chosen = self._arranged(self.layers)
-        if self.lean and chosen.room.is_short(*chosen.layers):
+        if self.settings.lean and chosen.room.is_short(*chosen.layers):
             late = self._arranged(as_late_as_possible(self.layers))
             chosen = min(chosen, late, key=lambda item: item.room.most(*item.layers))
         self.layers, self.room = chosen.layers, chosen.room
@@ -208,12 +198,14 @@ class _Placing:
 
     def _arranged(self, some: Sequence[Layer]) -> _Arranged:
         turned = turn(fuse(some, self.outputs), self.outputs, self.cpu)
-        made = [_with_precision(layer, self.precision, self.cpu) for layer in turned.layers]
-        made = with_small_tiles(made, self.inputs, self.precision)
+        made = [
+            _with_precision(layer, self.settings.precision, self.cpu) for layer in turned.layers
+        ]
+        made = with_small_tiles(made, self.inputs, self.settings.precision)
         whole = {*self.outputs, *map(turned.now, self.outputs)}
         made = with_results_in_queries(made, {*self.inputs, *whole}, self.rules, self.cpu)
         room = Headroom(made, whole, self.cpu)
-        if self.lean:
+        if self.settings.lean:
             made = with_parts(made, whole, self.cpu, self.rules, room)
             room = room.with_others(made)
         return _Arranged(turned=turned, layers=made, room=room)
@@ -224,7 +216,7 @@ class _Placing:
 
     def spend_weights(self) -> None:
         """Choose the forms that store more weights, within what may be stored."""
-        spare = budget.spare_bytes(self.main, self.layers, self.cpu, self.growth)
+        spare = budget.spare_bytes(self.main, self.layers, self.cpu, self.settings.growth)
         if spare < math.inf:
             forms = budget.forms_within(
                 self.layers,
@@ -232,7 +224,7 @@ class _Placing:
                 self.rules,
                 spare,
                 self.choices,
-                frugal=self.lean,
+                frugal=self.settings.lean,
                 room=self.scarce.for_weights if self.scarce else None,
             )
             self.choices = {**forms, **self.choices}
@@ -241,14 +233,14 @@ class _Placing:
         """Choose forms that make do with the scratch memory that is left."""
         if self.scarce is not None:
             layers = [self.scarce.told(layer) for layer in self.layers]
-            self.layers, less = with_less(
-                layers, self.scarce, self.cpu, self.rules, self.choices, self.fixed
-            )
-            self.choices = {**self.choices, **less, **self.fixed}
+            given = self.settings.choices
+            now = replace(self.settings, choices=self.choices)
+            self.layers, less = with_less(layers, self.scarce, self.cpu, now, given)
+            self.choices = {**self.choices, **less, **given}
 
     def take(self) -> None:
         """Find the rule of each image."""
-        self.taken = _take(self.layers, self.cpu, self.rules, self.choices)
+        self.taken = _take(self.layers, self.cpu, replace(self.settings, choices=self.choices))
 
     def convert(self) -> None:
         """Put conversions between layers of different elements."""
@@ -441,11 +433,10 @@ def _with_conversions(layers: Sequence[Layer], taken: MutableMapping[Value, Rule
 # ------------------------------------------------ rules
 
 
-def _take(
-    layers: Sequence[Layer], cpu: CpuModel, rules: Sequence[Rule], choices: Choices
-) -> dict[Value, Rule]:
+def _take(layers: Sequence[Layer], cpu: CpuModel, settings: CompileSettings) -> dict[Value, Rule]:
     """Who makes each result; what is left out stays with TVM."""
     taken: dict[Value, Rule] = {}
+    rules, choices = settings.tried, settings.choices
     for layer in layers:
         if isinstance(layer.operator, Plain):
             continue

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgepack.compiler.place.placement import PlacedLayer, Placement
+from edgepack.compiler.settings import CompileSettings
 from edgepack.kernels.choices import UNLIMITED, Ranked, Tunable
-from edgepack.kernels.rules.rule import Rule
 from edgepack.kernels.signature import signature_of
 from edgepack.kernels.tiles.element import FLOAT16
 
 
-def survey(
-    placement: Placement, rules: Sequence[Rule], growth: float = UNLIMITED
-) -> tuple[Tunable, ...]:
-    """Those of a placement without choices; `rules` and `growth` are what it was placed by.
+def survey(placement: Placement, settings: CompileSettings) -> tuple[Tunable, ...]:
+    """Those of a placement without choices; `settings` are what it was placed by.
 
     Equal layers are one kernel, of which the first place in the network decides what there is.
     """
@@ -24,7 +22,7 @@ def survey(
         if placed.rule is not None and placed.alias is None and signature:
             found.setdefault(signature, []).append(placed)
     tunables = (
-        _tunable(signature, layers, placement, rules, growth) for signature, layers in found.items()
+        _tunable(signature, layers, placement, settings) for signature, layers in found.items()
     )
     return tuple(tunable for tunable in tunables if tunable is not None)
 
@@ -33,8 +31,7 @@ def _tunable(
     signature: str,
     layers: Sequence[PlacedLayer],
     placement: Placement,
-    rules: Sequence[Rule],
-    growth: float,
+    settings: CompileSettings,
 ) -> Tunable | None:
     layer, taken = layers[0].layer, layers[0].rule
     assert taken is not None
@@ -42,12 +39,12 @@ def _tunable(
     own = taken.ways(site)
     others = [
         way
-        for rule in rules
+        for rule in settings.tried
         if rule is not taken and rule.can_take is not None and rule.can(layer, placement.cpu)
         if rule.halves or layer.element != FLOAT16
         for way in rule.ways(site)[:_OF_ANOTHER_RULE]
     ]
-    if growth < UNLIMITED and own:
+    if settings.growth < UNLIMITED and own:
         # The budget chose one; what stores more than that has no room.
         results = getattr(placement.choices.get(signature), "results", own[0].choice.results)
         own = sorted(
