@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from edgepack.compiler.precision import FULL, Precision
-from edgepack.kernels.choices import NO_CHOICES, UNLIMITED, Choices
+from edgepack.kernels.choices import UNLIMITED, Choices
 
 if TYPE_CHECKING:
     from edgepack.kernels.rules.rule import Rule
@@ -24,7 +24,7 @@ class CompileSettings:
     rules: Sequence[Rule] | None = None
     growth: float = UNLIMITED
     precision: Precision = FULL
-    choices: Choices = field(default_factory=lambda: NO_CHOICES)
+    choices: Choices = field(default_factory=dict)  # a proxy would not travel to another process
     lean: bool = False
 
     @property

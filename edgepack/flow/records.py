@@ -235,6 +235,7 @@ def _choice(table: Table | None) -> Way:
         loads=table.take_choice("loads", LOADS, ""),
         fetch=table.take_choice("fetch", FETCHES, ""),
         weights=table.take_choice("weights", WEIGHTS, ""),
+        rows=_count(table, "rows", 0, _MAX_TILE),
     )
     table.finish()
     return choice

@@ -35,7 +35,9 @@ class Way:
     in order loads its vectors: `WIDE` is as others do, whole and several at once. `fetch` `PANEL`:
     while one panel of weights is used, the next one is brought into the second cache. `results` is
     Winograd's m; `weights` `FRESH`: they are transformed for it in each run, and stored as they
-    are. What is 0 or "" is left to the cost model, and so is a tile that cannot be held.
+    are. `rows` are the queries of an attention that are done at a time; its tile is that of its
+    scores. Norms and softmaxes have no tile: `vectors` are those of a row that they sum up side by
+    side. What is 0 or "" is left to the cost model, and so is a tile that cannot be held.
     """
 
     rule: str
@@ -48,6 +50,7 @@ class Way:
     loads: str = ""
     fetch: str = ""
     weights: str = ""
+    rows: int = 0
 
     def __str__(self) -> str:
         words = [self.rule]
@@ -55,6 +58,8 @@ class Way:
             words.append(f"F({self.results}x{self.results})")
         if self.pixels:
             words.append(f"{self.pixels}x{max(1, self.vectors)}")
+        elif self.vectors:
+            words.append(f"{self.vectors} vectors side by side")
         if self.order:
             words.append(f"{self.order} outside")
         if self.share:
@@ -67,6 +72,8 @@ class Way:
             words.append(f"next {self.fetch} fetched")
         if self.weights:
             words.append(f"{self.weights} weights")
+        if self.rows:
+            words.append(f"{self.rows} rows at a time")
         return " ".join(words)
 
     @property

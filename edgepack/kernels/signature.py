@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from edgepack.kernels.layer import (
+    Attention,
     Convolution,
     Layer,
+    Norm,
     Pooling,
+    RowProduct,
+    Softmax,
     Streamed,
     TransposedConvolution,
 )
@@ -24,13 +29,17 @@ def signature_of(layer: Layer) -> str:
     CHW, and the arithmetic on each result, where [t] reads another tensor and [c] a value per
     channel of one. Dilation, groups, the elements of the weights, the largest tiles that Winograd's
     algorithm may have, and the bytes of scratch memory that there is room for are named where they
-    are not the usual ones. Of two layers in one kernel it is both lines.
+    are not the usual ones. Of two layers in one kernel it is both lines. Layers of rows have lines
+    such as `product float32 12x128x64 to 128 transposed`: the batch, rows and depth of the left
+    matrix, and columns.
     """
     operator = layer.operator
     if isinstance(operator, Streamed):
         reader = replace(layer, operator=operator.reader, inputs=(operator.first.output,))
         first = signature_of(operator.first) or _pointwise(operator.first)
         return f"{first} then {signature_of(reader) or _pooling(reader)}"
+    if type(operator) in _ROWS:
+        return _of_rows(layer)
     if not isinstance(operator, Convolution) or isinstance(operator, TransposedConvolution):
         return ""
     made = extent(layer.output)
@@ -56,6 +65,62 @@ def signature_of(layer: Layer) -> str:
     if layer.expression:
         words.append(",".join(map(_operation, layer.expression)))
     return " ".join(words)
+
+
+def _of_rows(layer: Layer) -> str:
+    kind, *words = _ROWS[type(layer.operator)](layer.operator)
+    if layer.room is not None:
+        words.append(f"scratch={layer.room}")
+    if layer.expression:
+        words.append(",".join(map(_operation, layer.expression)))
+    return " ".join([kind, str(layer.element), *words])
+
+
+def _norm(norm: Norm) -> list[str]:
+    kind = "rmsnorm" if norm.shift is None else "layernorm"
+    return [kind, _by_x((norm.rows, norm.size))]
+
+
+def _softmax(softmax: Softmax) -> list[str]:
+    kind = "logsoftmax" if softmax.logarithm else "softmax"
+    return [kind, _by_x((softmax.rows, softmax.size))]
+
+
+def _product(product: RowProduct) -> list[str]:
+    words = ["product", _by_x((product.batch, product.rows, product.depth))]
+    words.append(f"to {product.columns}")
+    if product.weight is not None:
+        words.append("weights")
+    elif product.right_batch != product.batch:
+        words.append(f"right={product.right_batch}")
+    if product.left_batch != product.batch:
+        words.append(f"left={product.left_batch}")
+    if product.transposed:
+        words.append("transposed")
+    if product.left_at is not None:
+        words.append(f"step={product.left_at.step}")
+    return words
+
+
+def _attention(attention: Attention) -> list[str]:
+    *heads, queries, columns = attention.result.shape
+    *_, keys, depth = attention.keys.places.shape
+    words = ["attention", _by_x((*heads, queries, depth)), f"keys={keys}", f"to {columns}"]
+    if attention.keys.places.strides[-1] != 1:
+        words.append("transposed")
+    if attention.masks:
+        words.append(f"masks={len(attention.masks)}")
+    if attention.in_queries:
+        words.append("in place")
+    return words
+
+
+_ROWS: Mapping[type, Callable[[Any], list[str]]] = {
+    Norm: _norm,
+    Softmax: _softmax,
+    RowProduct: _product,
+    Attention: _attention,
+}
 
 
 def _pointwise(layer: Layer) -> str:

@@ -7,11 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from edgepack.base.apart import Limits
@@ -65,15 +66,63 @@ def small(path: Path) -> Path:
     return save_cases(path, net, {"image": IMAGE}, {"scores": net.op("GlobalAveragePool", end)})
 
 
-def test_all_ways_to_make_a_kernel_are_right(tmp_path: Path) -> None:
+TOKENS, HEADS, WIDTH = 41, 3, 48
+
+
+def transformer(path: Path) -> Path:
+    """A kernel of each rule of plain tensors that can be tuned, two of them twice."""
+    net = Builder(seed=4)
+
+    def heads(value: str, order: list[int], count: int = TOKENS) -> str:
+        parts = net.const([1, count, HEADS, WIDTH // HEADS], "int64")
+        return net.op("Transpose", net.op("Reshape", value, parts), perm=order)
+
+    def attention(queries: str, keys: str, values: str, count: int) -> str:
+        scores = net.op("Mul", net.op("MatMul", queries, keys), net.const(0.25, "float32"))
+        found = net.op("MatMul", net.op("Softmax", scores, axis=-1), values)
+        found = net.op("Transpose", found, perm=[0, 2, 1, 3])
+        return net.op("Reshape", found, net.const([1, count, WIDTH], "int64"))
+
+    value = net.op("LayerNormalization", "tokens", net.weight(WIDTH), net.weight(WIDTH), axis=-1)
+    q, k, v = (net.op("MatMul", value, net.weight(WIDTH, WIDTH)) for _ in range(3))
+    keys, values = heads(k, [0, 2, 3, 1]), heads(v, [0, 2, 1, 3])
+    value = net.op("Add", attention(heads(q, [0, 2, 1, 3]), keys, values, TOKENS), "tokens")
+    mean = net.op("ReduceMean", net.op("Mul", value, value), axes=[-1])
+    root = net.op("Sqrt", net.op("Add", mean, net.const(1e-5, "float32")))
+    value = net.op("Mul", net.op("Div", value, root), net.weight(WIDTH))
+    for _ in range(2):
+        value = net.op("Relu", net.op("MatMul", value, net.weight(WIDTH, WIDTH)))
+    wide = net.op("Softmax", net.op("MatMul", value, net.weight(WIDTH, 301)), axis=-1)
+    last = net.op("MatMul", "query", net.weight(WIDTH, WIDTH))
+    keys = net.op("Transpose", "keys", perm=[0, 1, 3, 2])
+    step = attention(heads(last, [0, 2, 1, 3], 1), keys, "values", 1)
+    cache = (1, HEADS, 37, WIDTH // HEADS)
+    return save_cases(
+        path,
+        net,
+        {"tokens": (1, TOKENS, WIDTH), "query": (1, 1, WIDTH), "keys": cache, "values": cache},
+        {"wide": wide, "step": step},
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "rules"),
+    [
+        (network, {"conv", "depthwise", "dilated", "gated", "winograd"}),
+        (transformer, {"attention", "norm", "product", "softmax"}),
+    ],
+)
+def test_all_ways_to_make_a_kernel_are_right(
+    tmp_path: Path, make: Callable[[Path], Path], rules: set[str]
+) -> None:
     """The first few of each kernel, all on one library, against onnxruntime."""
-    path = network(tmp_path / "m.onnx")
+    path = make(tmp_path / "m.onnx")
     board = get_board("local")
     spec = ModelSpec(path=path)
     tunables = survey_apart(spec, board, limits=LIMITS)
-    rules = {way.choice.rule for one in tunables for way in (one.default, *one.others)}
-    assert rules == {"conv", "depthwise", "dilated", "gated", "winograd"}
-    assert sorted(len(one.layers) for one in tunables)[-1] == 2
+    found = {way.choice.rule for one in tunables for way in (one.default, *one.others)}
+    assert found == rules
+    assert max(len(one.layers) for one in tunables) == 2
     for one in tunables:
         assert one.default not in one.others
         assert len({way.choice for way in one.others}) == len(one.others)
@@ -83,11 +132,20 @@ def test_all_ways_to_make_a_kernel_are_right(tmp_path: Path) -> None:
         for i in range(count)
     ]
     # What cannot be made so is made as the cost model says.
-    variants.append({one.signature: Way(rule="conv", pixels=999, vectors=99) for one in tunables})
+    absurd = {"pixels": 999, "vectors": 99, "rows": 999}
+    variants.append(
+        {one.signature: Way(rule=one.default.choice.rule, **absurd) for one in tunables}
+    )
     made = compile_variants(
         spec, board, select(board, "gnu").toolchain, tmp_path / "out", variants, limits=LIMITS
     )
-    image = np.random.default_rng(0).normal(size=IMAGE).astype("float32")
+    random = np.random.default_rng(0)
+    inputs = [
+        random.normal(size=[dim.dim_value for dim in given.type.tensor_type.shape.dim]).astype(
+            "float32"
+        )
+        for given in onnx.load(path).graph.input
+    ]
     tiles = set()
     for number, (graph, layers) in enumerate(zip(made.graphs, made.layers, strict=True)):
         folder = tmp_path / str(number)
@@ -98,7 +156,7 @@ def test_all_ways_to_make_a_kernel_are_right(tmp_path: Path) -> None:
             ("params.bin", made.params),
         ):
             (folder / name).symlink_to(source)
-        assert wrong_outputs(path, [image], run_plan(folder, [image], runs=2)) == []
+        assert wrong_outputs(path, inputs, run_plan(folder, inputs, runs=2)) == []
         tiles |= {(layer.signature, layer.rule, layer.tile) for layer in layers if layer.signature}
     # Each variant is another one, and what they have in common is there once.
     assert len(tiles) > 3 * len(tunables)

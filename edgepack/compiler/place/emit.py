@@ -157,7 +157,7 @@ class _Emitter:
                 what = f"making the kernel of {origin.operator} '{origin.name}'"
                 apart.at(what, index, len(self.placement.layers))
             if rule.rows is not None:
-                self._of_rows(layer, rule, rule.rows(layer, self.cpu))
+                self._of_rows(layer, rule, self.placement.rows_site(layer, rule))
             else:
                 self._of_images(layer, rule)
 

@@ -38,7 +38,7 @@ from edgepack.kernels.layer import (
     Resampling,
     View,
 )
-from edgepack.kernels.rules.rule import LayerSite, Rule, product
+from edgepack.kernels.rules.rule import LayerSite, RowsSite, Rule, product
 from edgepack.kernels.rules.table import CONVERSION
 from edgepack.kernels.signature import signature_of
 from edgepack.kernels.tiles.cpu import CpuModel
@@ -103,6 +103,12 @@ class Placement:
         """Where a layer with a rule of images is; see `LayerSite`."""
         choice = self.choices.get(signature_of(layer))
         return _site(layer, self.layouts, self.cpu, by_pixels=by_pixels, choice=choice)
+
+    def rows_site(self, layer: Layer, rule: Rule) -> RowsSite:
+        """Where a layer on tensors as the model has them is."""
+        assert rule.rows is not None
+        choice = self.choices.get(signature_of(layer))
+        return replace(rule.rows(layer, self.cpu), choice=choice)
 
 
 def place_layers(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from edgepack.compiler.place.placement import PlacedLayer, Placement
 from edgepack.compiler.settings import CompileSettings
 from edgepack.kernels.choices import UNLIMITED, Ranked, Tunable
+from edgepack.kernels.rules.rule import LayerSite, Rule
 from edgepack.kernels.signature import signature_of
 from edgepack.kernels.tiles.element import FLOAT16
 
@@ -35,15 +36,11 @@ def _tunable(
 ) -> Tunable | None:
     layer, taken = layers[0].layer, layers[0].rule
     assert taken is not None
-    site = placement.site(layer, by_pixels=False)
-    own = taken.ways(site)
-    others = [
-        way
-        for rule in settings.tried
-        if rule is not taken and rule.can_take is not None and rule.can(layer, placement.cpu)
-        if rule.halves or layer.element != FLOAT16
-        for way in rule.ways(site)[:_OF_ANOTHER_RULE]
-    ]
+    if taken.rows is not None:
+        own, others = taken.ways(placement.rows_site(layer, taken)), []
+    else:
+        site = placement.site(layer, by_pixels=False)
+        own, others = taken.ways(site), _by_other_rules(site, taken, placement, settings)
     if settings.growth < UNLIMITED and own:
         # The budget chose one; what stores more than that has no room.
         results = getattr(placement.choices.get(signature), "results", own[0].choice.results)
@@ -61,6 +58,20 @@ def _tunable(
         default=own[0],
         others=tuple(_in_turns(own[1:], others)),
     )
+
+
+def _by_other_rules(
+    site: LayerSite, taken: Rule, placement: Placement, settings: CompileSettings
+) -> list[Ranked]:
+    """What rules can make that the cost model does not take."""
+    return [
+        way
+        for rule in settings.tried
+        if rule is not taken and rule.can_take is not None
+        if rule.can(site.layer, placement.cpu)
+        if rule.halves or site.layer.element != FLOAT16
+        for way in rule.ways(site)[:_OF_ANOTHER_RULE]
+    ]
 
 
 # Tiles of a rule that the cost model does not take.

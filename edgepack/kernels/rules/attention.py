@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from tvm import tirx
 
+from edgepack.kernels.choices import Ranked, Way
 from edgepack.kernels.layer import Attention, TensorPart
 from edgepack.kernels.places import Places
 from edgepack.kernels.rules.rule import LayerKernel, Rows, RowsSite, product
@@ -30,8 +31,10 @@ from edgepack.kernels.tiles.element import FLOAT32
 from edgepack.kernels.tiles.epilogue import Epilogue
 from edgepack.kernels.tiles.layout import Blocked, Image
 from edgepack.kernels.tiles.partition import BUSY_BY_PIECES, busy, worth_sharing
-from edgepack.kernels.tiles.product import ProductLoops, Shape, Window, choose_tile
+from edgepack.kernels.tiles.product import ProductLoops, Shape, Window, chosen_of, rank_tiles
 
+# What the rule is called that makes both kernels of attention.
+NAME = "attention"
 # What there are kernels for.
 ELEMENT = FLOAT32
 # Of powers, which are a dozen operations that wait for each other, as few as fit 16 registers.
@@ -108,6 +111,7 @@ class AttentionKernel:
         assert isinstance(site.layer.operator, Attention)
         assert isinstance(site.output, Rows)
         self.attention, self.cpu, self.room = site.layer.operator, site.cpu, site.layer.room
+        self.chosen = site.chosen(NAME) or Way(rule=NAME)
         self.inputs, self.out_size = site.inputs, product(site.output.shape)
 
     # ------------------------------------------------ extents
@@ -144,16 +148,16 @@ class AttentionKernel:
             element=ELEMENT, batch=1, channels=channels, height=1, width=rows, block=block
         )
 
-    def _tile(self, rows: int, depth: int, columns: int, lanes: int) -> tile.RegisterTile:
+    def _ranked(self, rows: int, depth: int, columns: int, lanes: int) -> list[tile.RegisterTile]:
         target = self._layout(rows, columns, lanes)
-        return choose_tile(target, blocks=target.blocks, reduction=depth, cpu=self.cpu)
+        return rank_tiles(target, blocks=target.blocks, reduction=depth, cpu=self.cpu)
 
     @cached_property
     def score_lanes(self) -> int:
         """Scores of a vector: of the cheapest tiles."""
         return min(
             self.cpu.lanes(ELEMENT),
-            key=lambda lanes: self._tile(self.rows, self.depth, self.keys, lanes).cycles,
+            key=lambda lanes: self._ranked(self.rows, self.depth, self.keys, lanes)[0].cycles,
         )
 
     @cached_property
@@ -170,7 +174,7 @@ class AttentionKernel:
         """Queries that are done at a time: as many rows of scores as half of the first-level cache
         has room for, but whole tiles; the fewest that need no more turns, which `share` cores can
         share."""
-        pixels = self._tile(self.rows, self.depth, self.keys, self.score_lanes).pixels
+        pixels = self._ranked(self.rows, self.depth, self.keys, self.score_lanes)[0].pixels
         fitting = self.cpu.l1_bytes // 2 // (self.row_size * ELEMENT.bytes)
         turns = -(-self.rows // max(pixels, fitting // pixels * pixels))
         each = -(-self.rows // (-(-turns // share) * share))
@@ -186,6 +190,10 @@ class AttentionKernel:
         by_heads = slots == 1 or busy(self.heads, slots) >= BUSY_BY_PIECES
         packed = slots if by_heads else min(slots, self.heads)
         free = _Shares(slots=slots, block=block, packed=packed, by_heads=by_heads, turns=1)
+        if self.chosen.rows:
+            chosen = replace(free, block=min(self.rows, self.chosen.rows))
+            if self.room is None or self._scratch_bytes(chosen) <= self.room:
+                return chosen
         if self.room is None or slots == 1 or self._scratch_bytes(free) <= self.room:
             return free
         # As many heads at a time as there is room for, blocks of which the cores share.
@@ -225,11 +233,11 @@ class AttentionKernel:
         scoring, weighing = self._products
         return scoring.panel(scoring.out_blocks), weighing.panel(weighing.out_blocks)
 
-    def _tiles(self, block: int) -> tuple[tile.RegisterTile, tile.RegisterTile]:
-        return (
-            self._tile(block, self.depth, self.keys, self.score_lanes),
-            self._tile(block, self.keys, self.width, self.lanes),
-        )
+    def _tiles(
+        self, block: int, chosen: Way | None = None
+    ) -> tuple[tile.RegisterTile, tile.RegisterTile]:
+        scores = self._ranked(block, self.depth, self.keys, self.score_lanes)
+        return chosen_of(scores, chosen), self._ranked(block, self.keys, self.width, self.lanes)[0]
 
     @cached_property
     def _cycles(self) -> float:
@@ -276,13 +284,33 @@ class AttentionKernel:
             arguments=(*buffers, *made),
         )
 
+    def ways(self) -> list[Ranked]:
+        """Tiles of the scores, and other numbers of queries at a time; between two tiles is one of
+        these."""
+        block = self.block
+        tiles = self._ranked(block, self.depth, self.keys, self.score_lanes)
+        cycles = self._cycles - tiles[0].cycles
+        found = [
+            Ranked(
+                choice=Way(rule=NAME, pixels=item.pixels, vectors=item.vectors),
+                cycles=cycles + item.cycles,
+            )
+            for item in tiles
+        ]
+        sizes = (block // 2, 2 * block, block // 4, 4 * block, self.rows)
+        others = dict.fromkeys(min(self.rows, size) for size in sizes if size >= tiles[0].pixels)
+        for place, rows_at_once in enumerate(size for size in others if size != block):
+            way = replace(found[0].choice, rows=rows_at_once)
+            found.insert(2 * place + 1, Ranked(choice=way, cycles=found[0].cycles))
+        return found
+
     def kernel(self) -> LayerKernel:
         """The kernel; its scratch are packed keys and values, a block of scores and its sums."""
         attention, shares = self.attention, self._shares
         given = self.given()
         constants = list(given.constants)
         scoring, weighing = self._products
-        tiles, sizes = self._tiles(self.block), self._panels_of_head
+        tiles, sizes = self._tiles(self.block, self.chosen), self._panels_of_head
         blocks = -(-self.rows // self.block)
         slots, packed = shares.slots, shares.packed
         zeros = max(scoring.out_blocks * self.score_lanes, weighing.out_blocks * self.lanes)

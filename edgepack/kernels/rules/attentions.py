@@ -3,8 +3,9 @@ lie."""
 
 from __future__ import annotations
 
+from edgepack.kernels.choices import Ranked
 from edgepack.kernels.layer import FEWEST_QUERIES, Attention, Layer
-from edgepack.kernels.rules.attention import AttentionKernel
+from edgepack.kernels.rules.attention import NAME, AttentionKernel
 from edgepack.kernels.rules.few_queries import FewQueries
 from edgepack.kernels.rules.rule import LayerKernel, Rows, RowsSite, Rule, product
 from edgepack.kernels.tiles.cpu import CpuModel
@@ -29,12 +30,27 @@ def rows_of(layer: Layer, cpu: CpuModel) -> RowsSite:
 
 def make(site: RowsSite) -> LayerKernel:
     """The kernel. With `room` for scratch memory it takes no more than that, if it can make do."""
+    return _kernel_of(site).kernel()
+
+
+def ways(site: RowsSite) -> list[Ranked]:
+    """Tiles of the scores and numbers of queries at a time; of few queries, of keys."""
+    return _kernel_of(site).ways()
+
+
+def _kernel_of(site: RowsSite) -> AttentionKernel:
     operator = site.layer.operator
     assert isinstance(operator, Attention)
     few = operator.result.shape[-2] < FEWEST_QUERIES
-    return (FewQueries if few else AttentionKernel)(site).kernel()
+    return (FewQueries if few else AttentionKernel)(site)
 
 
 RULE = Rule(
-    name="attention", takes=takes, rows=rows_of, make=make, kept=True, in_place_of_queries=True
+    name=NAME,
+    takes=takes,
+    rows=rows_of,
+    make=make,
+    kept=True,
+    in_place_of_queries=True,
+    ways=ways,
 )

@@ -16,8 +16,10 @@ from functools import cached_property
 
 from tvm import tirx
 
+from edgepack.kernels.choices import Ranked, Way
 from edgepack.kernels.rules.attention import (
     ELEMENT,
+    NAME,
     PER_SCORE,
     AttentionKernel,
     Room,
@@ -48,20 +50,40 @@ class FewQueries(AttentionKernel):
     @property
     def together(self) -> int:
         """Keys whose scores are computed side by side."""
-        return max(_KEYS, self.score_lanes)
+        chosen = self.chosen.pixels
+        return chosen if chosen in self._numbers else self._numbers[0]
+
+    @property
+    def _numbers(self) -> list[int]:
+        """Those that `together` may be, the usual one first."""
+        usual = max(_KEYS, self.score_lanes)
+        return list(dict.fromkeys((usual, self.score_lanes, 2 * usual)))
 
     @cached_property
     def row_size(self) -> int:
         """Elements of a row of scores, the room behind them included."""
         return -(-self.keys // self.together) * self.together
 
+    def ways(self) -> list[Ranked]:
+        """Scores of other numbers of keys side by side."""
+        cycles = self._cycles
+        return [Ranked(choice=Way(rule=NAME, pixels=keys), cycles=cycles) for keys in self._numbers]
+
+    @property
+    def _scores_of_all(self) -> int:
+        return self.heads * self.rows * self.keys
+
+    @cached_property
+    def _cycles(self) -> float:
+        scores, cpu = self._scores_of_all, self.cpu
+        loads = scores * (self.depth / self.score_lanes + self.width / self.lanes)
+        cycles = loads / min(cpu.rate(ELEMENT, self.score_lanes), cpu.loads_per_cycle)
+        return cycles + PER_SCORE * scores / cpu.rate(ELEMENT, self.score_lanes) / self.score_lanes
+
     def kernel(self) -> LayerKernel:
         """The kernel; its scratch are a row of scores and its sum for each core."""
         given, cpu = self.given(), self.cpu
-        scores = self.heads * self.rows * self.keys
-        loads = scores * (self.depth / self.score_lanes + self.width / self.lanes)
-        cycles = loads / min(cpu.rate(ELEMENT, self.score_lanes), cpu.loads_per_cycle)
-        cycles += PER_SCORE * scores / cpu.rate(ELEMENT, self.score_lanes) / self.score_lanes
+        cycles = self._cycles
         parallel = self.heads > 1 and worth_sharing(cycles, cpu)
         slots = cpu.cores if parallel else 1
         room = Room(
@@ -84,7 +106,7 @@ class FewQueries(AttentionKernel):
             function=function,
             constants=given.constants,
             tile=f"{self.together}x1 1x{self.width // self.lanes}",
-            macs=scores * (self.depth + self.width),
+            macs=self._scores_of_all * (self.depth + self.width),
             cycles=cycles,
         )
 

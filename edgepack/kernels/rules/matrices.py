@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from tvm import tirx
 
+from edgepack.kernels.choices import Ranked, Way
 from edgepack.kernels.layer import Layer, RowProduct
 from edgepack.kernels.rules.rule import LayerKernel, Rows, RowsSite, Rule
 from edgepack.kernels.tiles import arm, micro, tile, tir
@@ -28,7 +29,7 @@ from edgepack.kernels.tiles.expression import Expression
 from edgepack.kernels.tiles.layout import Blocked, pack_channels
 from edgepack.kernels.tiles.matrix import Matrix
 from edgepack.kernels.tiles.partition import worth_sharing
-from edgepack.kernels.tiles.product import ProductLoops, Shape, Window, choose_tile
+from edgepack.kernels.tiles.product import ProductLoops, Shape, Window, chosen_of, rank_tiles
 
 # What there are kernels for.
 _ELEMENT = FLOAT32
@@ -75,7 +76,19 @@ def make(site: RowsSite) -> LayerKernel:
     return _ProductKernel(layer=site.layer, cpu=site.cpu).kernel(site)
 
 
-RULE = Rule(name="product", takes=takes, rows=rows_of, make=make, kept=True)
+def ways(site: RowsSite) -> list[Ranked]:
+    """All tiles."""
+    kernel = _ProductKernel(layer=site.layer, cpu=site.cpu)
+    return [
+        Ranked(
+            choice=Way(rule=RULE.name, pixels=item.pixels, vectors=item.vectors),
+            cycles=item.cycles * kernel.sizes.batch,
+        )
+        for item in kernel.tiles(kernel.lanes)
+    ]
+
+
+RULE = Rule(name="product", takes=takes, rows=rows_of, make=make, kept=True, ways=ways)
 
 
 class _RowEpilogue(Epilogue):
@@ -132,11 +145,12 @@ class _ProductKernel:
     @property
     def lanes(self) -> int:
         """Columns of a vector of results: of the cheapest tiles, the most."""
-        return min(self._widths, key=lambda lanes: (self._tile(lanes).cycles, -lanes))
+        return min(self._widths, key=lambda lanes: (self.tiles(lanes)[0].cycles, -lanes))
 
-    def _tile(self, lanes: int) -> tile.RegisterTile:
+    def tiles(self, lanes: int) -> list[tile.RegisterTile]:
+        """All tiles with vectors of `lanes` columns, the cheapest first."""
         target = self._layout(self.sizes.columns, lanes)
-        return choose_tile(
+        return rank_tiles(
             target,
             blocks=target.blocks,
             reduction=self.sizes.depth,
@@ -162,7 +176,7 @@ class _ProductKernel:
             kernel=(1, 1),
             element=_ELEMENT,
         )
-        chosen = self._tile(lanes)
+        chosen = chosen_of(self.tiles(lanes), site.chosen(RULE.name))
         cycles = chosen.cycles * sizes.batch
         parallel = worth_sharing(cycles, cpu)
         by_batch = parallel and sizes.batch >= cpu.cores

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from tvm import tirx
 
+from edgepack.kernels.choices import Ranked
 from edgepack.kernels.layer import Layer, Norm
 from edgepack.kernels.rules.rule import LayerKernel, Rows, RowsSite, Rule
 from edgepack.kernels.tiles import rows, tir
@@ -20,6 +21,8 @@ from edgepack.kernels.tiles.partition import worth_sharing
 
 # Shorter rows are over before their vectors are added up (a guess).
 _SHORTEST = 8
+# Vectors of a sum side by side: half of the registers that all CPUs have.
+_MOST = 8
 # Loads, stores and operations per element of all passes.
 _PER_ELEMENT = 12
 
@@ -40,14 +43,29 @@ def rows_of(layer: Layer, cpu: CpuModel) -> RowsSite:
 def make(site: RowsSite) -> LayerKernel:
     """The kernel."""
     assert isinstance(site.layer.operator, Norm)
-    return _NormKernel(site.layer.operator, site.cpu).kernel()
+    chosen = site.chosen(RULE.name)
+    together = rows.side_by_side(chosen, usual=rows.SIDE_BY_SIDE, most=_MOST)
+    return _NormKernel(site.layer.operator, site.cpu, together).kernel()
 
 
-RULE = Rule(name="norm", takes=takes, rows=rows_of, make=make, kept=True)
+def ways(site: RowsSite) -> list[Ranked]:
+    """Sums of as many vectors side by side as there are registers for."""
+    norm = site.layer.operator
+    assert isinstance(norm, Norm)
+    cycles = _cycles(norm, site.cpu)
+    return rows.ways(RULE.name, norm.size, site.cpu, cycles, usual=rows.SIDE_BY_SIDE, most=_MOST)
+
+
+RULE = Rule(name="norm", takes=takes, rows=rows_of, make=make, kept=True, ways=ways)
+
+
+def _cycles(norm: Norm, cpu: CpuModel) -> float:
+    return _PER_ELEMENT / 2 * norm.rows * norm.size / cpu.widest(FLOAT32)
 
 
 class _NormKernel:
-    def __init__(self, norm: Norm, cpu: CpuModel) -> None:
+    def __init__(self, norm: Norm, cpu: CpuModel, together: int) -> None:
+        self.cycles, self.together = _cycles(norm, cpu), together
         self.rows, self.size, self.epsilon = norm.rows, norm.size, norm.epsilon
         self.scale, self.shift, self.cpu = norm.scale, norm.shift, cpu
 
@@ -59,13 +77,12 @@ class _NormKernel:
         given = [
             tir.buffer(f"constant{i}", (self.size,), FLOAT32.name) for i in range(len(constants))
         ]
-        cycles = _PER_ELEMENT / 2 * self.rows * self.size / self.cpu.widest(FLOAT32)
 
         def row(index: tir.Expr) -> tir.Stmt:
             return self._row(source, target, given, index)
 
         def function() -> tirx.PrimFunc:
-            body = tir.loop_of("row", self.rows, row, parallel=worth_sharing(cycles, self.cpu))
+            body = tir.loop_of("row", self.rows, row, parallel=worth_sharing(self.cycles, self.cpu))
             return tir.function([source, *given, target], body, in_place=[(source, target)])
 
         kind = "rms" if self.shift is None else "layer"
@@ -73,7 +90,7 @@ class _NormKernel:
             name=f"{kind}_norm_{self.rows}x{self.size}",
             function=function,
             constants=tuple(np.ascontiguousarray(values, FLOAT32.name) for values in constants),
-            cycles=cycles,
+            cycles=self.cycles,
         )
 
     def _row(
@@ -131,7 +148,9 @@ class _NormKernel:
                 element = tir.load(source, [row, start + index * lanes], lanes)
                 return value(inside.bind("x", element), lanes)
 
-            part = rows.gathered(names, count, lanes, 0.0, lambda a, b: a + b, one)
+            part = rows.gathered(
+                names, count, lanes, 0.0, lambda a, b: a + b, one, side_by_side=self.together
+            )
             total = part if total is None else names.bind("part", total) + part
         assert total is not None
         return total * tir.number(1.0 / self.size, FLOAT32.name)

@@ -19,27 +19,33 @@ from edgepack.kernels.value import extent
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerSite:
-    """A layer with the layouts of its tensors and the CPU it will run on.
-
-    `by_pixels` tells how the cores shared the kernel that made the first input: each core made some
-    pixels in all channels, which are in its own cache now. Otherwise each made some channels of all
-    pixels, or one core made everything. `choice` is how the kernel is to be made, if not as the
-    cost model says.
-    """
+class KernelSite:
+    """A layer, the CPU it will run on, and how its kernel is to be made, if not as the cost model
+    says."""
 
     layer: Layer
-    inputs: tuple[Blocked, ...]
-    operands: tuple[Blocked, ...]
-    output: Blocked
-    mean: Blocked | None = None
-    by_pixels: bool = False
     cpu: CpuModel
     choice: Way | None = None
 
     def chosen(self, rule: str) -> Way | None:
         """How a kernel of this rule is to be made, if something else than the cost model says."""
         return self.choice if self.choice is not None and self.choice.rule == rule else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSite(KernelSite):
+    """A layer of images, with the layouts of its tensors.
+
+    `by_pixels` tells how the cores shared the kernel that made the first input: each core made some
+    pixels in all channels, which are in its own cache now. Otherwise each made some channels of all
+    pixels, or one core made everything.
+    """
+
+    inputs: tuple[Blocked, ...]
+    operands: tuple[Blocked, ...]
+    output: Blocked
+    mean: Blocked | None = None
+    by_pixels: bool = False
 
     def epilogue(self, *, flat: bool = False, pixels: int = 1, parts: int = 1) -> Epilogue:
         """The layer's expression inside a kernel; see `Epilogue`."""
@@ -64,15 +70,13 @@ class Rows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowsSite:
-    """A layer on tensors as the model has them, with how its kernel sees them and the CPU it will
-    run on. Of an image the result may be left in blocks."""
+class RowsSite(KernelSite):
+    """A layer on tensors as the model has them, with how its kernel sees them. Of an image the
+    result may be left in blocks."""
 
-    layer: Layer
     inputs: tuple[Rows, ...]
     operands: tuple[Rows, ...] = ()
     output: Rows | Blocked
-    cpu: CpuModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +147,7 @@ def _no_halo(_layer: Layer) -> Halo:
     return NO_HALO
 
 
-def _no_ways(_site: LayerSite) -> list[Ranked]:
+def _no_ways(_site: KernelSite) -> list[Ranked]:
     return []
 
 
@@ -190,7 +194,7 @@ class Rule:
     in_place_of_queries: bool = False
     pairing: Pairing | None = None
     largest_tile: Callable[[Layer], int] | None = None
-    ways: Callable[[LayerSite], list[Ranked]] = _no_ways
+    ways: Callable[[Any], list[Ranked]] = _no_ways
     can_take: Callable[[Layer, CpuModel], bool] | None = None
 
     def can(self, layer: Layer, cpu: CpuModel) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from tvm import tirx
 
+from edgepack.kernels.choices import Ranked
 from edgepack.kernels.layer import Layer, Softmax
 from edgepack.kernels.rules.rule import LayerKernel, Rows, RowsSite, Rule
 from edgepack.kernels.tiles import functions, rows, tir
@@ -24,6 +25,8 @@ _FEWEST = 8
 _PER_ELEMENT = 36
 # Of e^x side by side, as few as fit 16 registers.
 _EXPONENTIALS = 2
+# What may be tried instead, on CPUs with more registers.
+_MOST = 4
 
 
 def takes(layer: Layer, cpu: CpuModel) -> bool:
@@ -43,34 +46,47 @@ def rows_of(layer: Layer, cpu: CpuModel) -> RowsSite:
 def make(site: RowsSite) -> LayerKernel:
     """The kernel."""
     assert isinstance(site.layer.operator, Softmax)
-    return _SoftmaxKernel(site.layer.operator, site.cpu).kernel()
+    together = rows.side_by_side(site.chosen(RULE.name), usual=_EXPONENTIALS, most=_MOST)
+    return _SoftmaxKernel(site.layer.operator, site.cpu, together).kernel()
 
 
-RULE = Rule(name="softmax", takes=takes, rows=rows_of, make=make)
+def ways(site: RowsSite) -> list[Ranked]:
+    """Powers of as many vectors side by side as there are registers for."""
+    softmax = site.layer.operator
+    assert isinstance(softmax, Softmax)
+    cycles = _cycles(softmax, site.cpu)
+    return rows.ways(RULE.name, softmax.size, site.cpu, cycles, usual=_EXPONENTIALS, most=_MOST)
+
+
+RULE = Rule(name="softmax", takes=takes, rows=rows_of, make=make, ways=ways)
+
+
+def _cycles(softmax: Softmax, cpu: CpuModel) -> float:
+    return _PER_ELEMENT / 2 * softmax.rows * softmax.size / cpu.widest(FLOAT32)
 
 
 class _SoftmaxKernel:
-    def __init__(self, softmax: Softmax, cpu: CpuModel) -> None:
+    def __init__(self, softmax: Softmax, cpu: CpuModel, together: int) -> None:
         self.rows, self.size, self.logarithm = softmax.rows, softmax.size, softmax.logarithm
-        self.cpu = cpu
+        self.cpu, self.together = cpu, together
+        self.cycles = _cycles(softmax, cpu)
 
     def kernel(self) -> LayerKernel:
         """The kernel."""
         source = tir.buffer("source", (self.rows, self.size), FLOAT32.name)
         target = tir.buffer("target", (self.rows, self.size), FLOAT32.name)
-        cycles = _PER_ELEMENT / 2 * self.rows * self.size / self.cpu.widest(FLOAT32)
         body = tir.loop_of(
             "row",
             self.rows,
             lambda row: self._row(source, target, row),
-            parallel=worth_sharing(cycles, self.cpu),
+            parallel=worth_sharing(self.cycles, self.cpu),
         )
         kind = "log_softmax" if self.logarithm else "softmax"
         return LayerKernel(
             name=f"{kind}_{self.rows}x{self.size}",
             function=tir.function([source, target], body, in_place=[(source, target)]),
             constants=(),
-            cycles=cycles,
+            cycles=self.cycles,
         )
 
     def _row(self, source: tirx.Buffer, target: tirx.Buffer, row: tir.Expr) -> tir.Stmt:
@@ -130,7 +146,7 @@ class _SoftmaxKernel:
                 return value(first + index * lanes, lanes, inside)
 
             part = rows.gathered(
-                names, count, lanes, start, combine, one, side_by_side=_EXPONENTIALS
+                names, count, lanes, start, combine, one, side_by_side=self.together
             )
             found = part if found is None else combine(names.bind("part", found), part)
         assert found is not None

@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tvm import tirx
 
+from edgepack.kernels.choices import Ranked, Way
 from edgepack.kernels.tiles import tir
+from edgepack.kernels.tiles.cpu import CpuModel
+from edgepack.kernels.tiles.element import FLOAT32
 
 # Vectors in flight where each waits for the one before, as sums do: additions take 3 to 4 cycles on
 # all CPUs here, of which one or two start per cycle.
-_SIDE_BY_SIDE = 4
+SIDE_BY_SIDE = 4
 
 
 def pieces(size: int, widths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
@@ -51,7 +54,7 @@ def gathered(
     combine: Callable[[tirx.Expr, tirx.Expr], tirx.Expr],
     one: Callable[[tir.Expr, tir.Names], tirx.Expr],
     *,
-    side_by_side: int = _SIDE_BY_SIDE,
+    side_by_side: int = SIDE_BY_SIDE,
 ) -> tirx.Expr:
     """What `one` makes of each of `count` vectors of float32, combined from `start` on, and so are
     their lanes. It is given the vector's number, and where to bind and to store."""
@@ -67,3 +70,22 @@ def gathered(
         names.add(total.set(tir.number(start, "float32", lanes)))
     names.add(in_turns(count, kept, turn))
     return tir.folded(names, [total.get() for total in kept], combine)
+
+
+def side_by_side(chosen: Way | None, *, usual: int, most: int) -> int:
+    """How many vectors of a row are summed up side by side: `usual`, if nothing is chosen that is
+    at most `most`."""
+    return chosen.vectors if chosen is not None and 0 < chosen.vectors <= most else usual
+
+
+def ways(
+    rule: str, size: int, cpu: CpuModel, cycles: float, *, usual: int, most: int
+) -> list[Ranked]:
+    """Rows of `size` elements with 1, 2, 4.. up to `most` vectors side by side, `usual` first; the
+    cost model, of which `cycles` are, knows no difference."""
+    count = max(count for _, _, count in pieces(size, cpu.lanes(FLOAT32)))
+    numbers = [usual, *(1 << i for i in range(most.bit_length()) if 1 << i != usual)]
+    return [
+        Ranked(choice=Way(rule=rule, vectors=vectors), cycles=cycles)
+        for vectors in dict.fromkeys(min(number, count) for number in numbers)
+    ]
