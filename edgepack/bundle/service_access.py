@@ -31,6 +31,7 @@ READS = frozenset(
 WRITES = frozenset(
     [
         "--results",
+        "--metrics",
         "--out",
         "--draw",
         "--mask",

@@ -16,6 +16,7 @@
 #include "common/json.h"
 #include "frames.h"
 #include "metrics.h"
+#include "metrics_file.h"
 #include "notify.h"
 #include "platform/opencv/decode.h"
 #include "platform/opencv/preprocess_buffers.h"
@@ -75,6 +76,7 @@ class Preparer {
       const Clock::time_point decode = Clock::now();
       const Decoded pixels = Decode(preprocessor_, picture);
       frame->decode_ms = MsSince(decode);
+      frame->light = LightOf(pixels);
       const Clock::time_point preprocess = Clock::now();
       frame->tensor.resize(input_.bytes);
       ToInput(pixels, preprocessor_, {&input_, frame->tensor.data()}, &buffers_);
@@ -232,7 +234,7 @@ void ToInput(const Decoded& picture, const Preprocessor& preprocessor, const Ten
 }
 
 void RunLive(const Options& options, const Preprocessor& preprocessor, const TensorInfo& input,
-             const LineOfFrame& line_of, std::ostream& out, std::ostream& err) {
+             const LineOfFrame& line_of, Sight* sight, std::ostream& out, std::ostream& err) {
   const Notifier notifier = Notifier::FromEnvironment();
   // A camera's frames are worth nothing later.
   Slot<Encoded> encoded(options.newest || options.camera);
@@ -242,7 +244,9 @@ void RunLive(const Options& options, const Preprocessor& preprocessor, const Ten
   std::int64_t broken = 0;
   std::atomic<bool> read{false};
   LineSink sink(options.out.value_or(SinkOptions()), out);
-  FrameMetrics metrics;
+  FrameMetrics metrics(sight);
+  std::optional<MetricsFile> metrics_file;
+  if (options.metrics) metrics_file.emplace(*options.metrics, [&] { return metrics.Text(); });
   std::optional<Preview> preview;
   if (options.preview) preview.emplace(*options.preview, AccessOf(options), &metrics, err);
   SourceState state(NameOfSource(options), &metrics, err);
@@ -295,6 +299,7 @@ void RunLive(const Options& options, const Preprocessor& preprocessor, const Ten
       } else {
         ++broken;
         state.Reject(frame.error->message);
+        sight->AddError(*frame.error);
         if (!frame.path) continue;
         Report about;
         about.image = frame.path;

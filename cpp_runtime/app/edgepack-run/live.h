@@ -16,6 +16,7 @@
 
 #include "found.h"
 #include "options.h"
+#include "sight.h"
 
 namespace edgepack {
 
@@ -28,6 +29,7 @@ struct LiveFrame {
   Geometry geometry;
   double decode_ms = 0;
   double preprocess_ms = 0;
+  Light light;
   cv::Mat image;  ///< to be drawn on, if somebody looks
   std::optional<Error> error;
 };
@@ -61,8 +63,9 @@ void ToInput(const Decoded& picture, const Preprocessor& preprocessor, const Ten
 /// line. Reading, decoding with preprocessing, `line_of` (on this thread) and writing run beside
 /// each other, with a queue of one between any two. A photo that cannot be read gets a line with
 /// the error, a frame none; both are counted as broken. Where a preview is, is said on `err`.
+/// `sight` counts what the frames are, and is told in /metrics and --metrics.
 /// Throws UsageError if the source cannot be read at all.
 void RunLive(const Options& options, const Preprocessor& preprocessor, const TensorInfo& input,
-             const LineOfFrame& line_of, std::ostream& out, std::ostream& err);
+             const LineOfFrame& line_of, Sight* sight, std::ostream& out, std::ostream& err);
 
 }  // namespace edgepack

@@ -1,30 +1,13 @@
-// https://prometheus.io/docs/instrumenting/exposition_formats/
 #include "metrics.h"
 
-#include <cstdio>
 #include <fstream>
 #include <unistd.h>
 
+#include "common/metrics_text.h"
+#include "sight.h"
+
 namespace edgepack {
 namespace {
-
-std::string NumberText(double value) {
-  char digits[32];
-  const int size = std::snprintf(digits, sizeof(digits), "%.9g", value);
-  return {digits, static_cast<std::size_t>(size)};
-}
-
-std::string MetricHeader(const std::string& name, const char* type, const std::string& help) {
-  return "# HELP " + name + " " + help + "\n# TYPE " + name + " " + type + "\n";
-}
-
-std::string Gauge(const std::string& name, const std::string& help, double value) {
-  return MetricHeader(name, "gauge", help) + name + " " + NumberText(value) + "\n";
-}
-
-std::string Counter(const std::string& name, const std::string& help, std::int64_t value) {
-  return MetricHeader(name, "counter", help) + name + " " + std::to_string(value) + "\n";
-}
 
 /// Bytes of this process in RAM now.
 double ResidentBytes() {
@@ -51,16 +34,8 @@ void DurationHistogram::Add(double seconds) {
 }
 
 std::string DurationHistogram::Text(const std::string& name, const std::string& help) const {
-  std::string text = MetricHeader(name, "histogram", help);
-  std::int64_t count = 0;
-  for (std::size_t i = 0; i < counts_.size(); ++i) {
-    count += counts_.at(i);
-    const std::string bound = i < kBounds.size() ? NumberText(kBounds.at(i)) : "+Inf";
-    text.append(name).append("_bucket{le=\"").append(bound).append("\"} ");
-    text.append(std::to_string(count)).append("\n");
-  }
-  text += name + "_sum " + NumberText(sum_) + "\n";
-  return text + name + "_count " + std::to_string(count) + "\n";
+  return MetricHeader(name, "histogram", help) +
+         HistogramText(name, "", kBounds.data(), counts_.data(), kBounds.size(), sum_);
 }
 
 void ServerMetrics::CountAnswer(int status) {
@@ -91,6 +66,7 @@ std::string ServerMetrics::Text(const Gauges& gauges) const {
                 static_cast<double>(gauges.queue_most));
   text += Gauge("edgepack_connections", "Open connections.", gauges.connections);
   if (gauges.processor) text += ProcessorText(*gauges.processor);
+  if (gauges.sight != nullptr) text += gauges.sight->Text();
   return text + Gauge("process_resident_memory_bytes", "Resident memory.", ResidentBytes());
 }
 
@@ -127,6 +103,7 @@ std::string FrameMetrics::Text() const {
                source_up_ ? 1 : 0) +
          Counter("edgepack_source_losses_total", "How often it no longer was.", source_losses_) +
          (processor_ ? ProcessorText(*processor_) : "") +
+         (sight_ != nullptr ? sight_->Text() : "") +
          Gauge("process_resident_memory_bytes", "Resident memory.", ResidentBytes());
 }
 

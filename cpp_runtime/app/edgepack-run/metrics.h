@@ -12,6 +12,8 @@
 
 namespace edgepack {
 
+class Sight;
+
 /// The content type of all texts here.
 inline constexpr const char* kMetricsType = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -39,6 +41,7 @@ class ServerMetrics {
     int connections = 0;
     /// Of a model with a plan for a GPU.
     std::optional<Processor> processor = std::nullopt;
+    const Sight* sight = nullptr;
   };
 
   void CountAnswer(int status);
@@ -56,6 +59,9 @@ class ServerMetrics {
 /// What /metrics says of a live source, from any thread.
 class FrameMetrics {
  public:
+  /// `sight`, if there is one, outlives it.
+  explicit FrameMetrics(const Sight* sight = nullptr) : sight_(sight) {}
+
   /// A frame from the moment it was whole to the end of its line.
   void Add(double seconds);
   void Count(std::int64_t broken, std::int64_t dropped, std::int64_t lost);
@@ -66,6 +72,7 @@ class FrameMetrics {
   [[nodiscard]] std::string Text() const;
 
  private:
+  const Sight* sight_;
   mutable std::mutex mutex_;
   DurationHistogram frames_;
   std::int64_t broken_ = 0;

@@ -135,6 +135,9 @@ void CheckCombination(const Options& options) {
   if (options.preview && !pictures && !options.watch) {
     throw UsageError("--preview needs --images, --frames, --camera or --watch");
   }
+  if (options.metrics && !pictures && !options.watch && !options.serve) {
+    throw UsageError("--metrics needs --serve, --images, --frames, --camera or --watch");
+  }
   if ((options.token_file || !options.hosts.empty()) && !options.serve && !options.preview) {
     throw UsageError("--host and --token-file need --serve or --preview");
   }
@@ -223,6 +226,7 @@ Options ParseOptions(const std::vector<std::string>& words) {
       {"--serve", [&](Value text) { options.serve = HttpAddress::Parse("--serve", text); }},
       {"--queue", [&](Value text) { options.queue = WholeNumber("--queue", text, 1, kMaxQueue); }},
       {"--preview", [&](Value text) { options.preview = HttpAddress::Parse("--preview", text); }},
+      {"--metrics", [&](Value text) { options.metrics = text; }},
       {"--host", [&](Value text) { options.hosts.push_back(ToHostName("--host", text)); }},
       {"--token-file", [&](Value text) { options.token_file = text; }},
       {"--out",
@@ -311,6 +315,8 @@ usage: edgepack-run (--image FILE | --images WHERE | --frames FORMAT | --camera 
   --keep N             of which this many stay (1)
   --preview ADDRESS    a page with the pictures and what was found, as MJPEG over HTTP, and /metrics:
                        PORT of this machine alone, HOST:PORT or unix:PATH
+  --metrics FILE       with --serve, --watch, --images, --frames and --camera: what /metrics says,
+                       every 10 s, for `edgepack-device metrics` and Prometheus' node exporter
   --newest             never wait for a frame's result: the frames before the newest are dropped
   --serve ADDRESS      answer requests over HTTP until SIGTERM, by version 2 of the open inference
                        protocol (KServe's, Triton's): PORT of this machine alone, HOST:PORT, or

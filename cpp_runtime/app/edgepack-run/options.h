@@ -48,6 +48,7 @@ struct Options {
   std::optional<HttpAddress> serve;
   std::optional<int> queue;
   std::optional<HttpAddress> preview;
+  std::optional<std::filesystem::path> metrics;
   std::vector<std::string> hosts;  ///< names that --serve or --preview is asked by
   std::optional<std::filesystem::path> token_file;
   std::optional<SinkOptions> out;

@@ -26,6 +26,7 @@
 #include "live.h"
 #include "memory_map.h"
 #include "metrics.h"
+#include "metrics_file.h"
 #include "options.h"
 #include "platform/opencv/decode.h"
 #include "platform/opencv/draw.h"
@@ -34,6 +35,7 @@
 #include "profile.h"
 #include "report.h"
 #include "serve.h"
+#include "sight.h"
 #include "source_state.h"
 #include "statistics.h"
 #include "watch.h"
@@ -182,6 +184,7 @@ struct Photo {
   std::size_t batch = 1;
   std::vector<Geometry> more = {};
   cv::Mat image = {};  ///< to be drawn on
+  Light light = {};
 };
 
 std::size_t BatchOf(const TensorInfo& info) {
@@ -253,6 +256,7 @@ Photo Preprocess(const Options& options, const BundleFolder& bundle, Session* se
   Photo photo = {preprocessor.GeometryOf(picture.size.height, picture.size.width),
                  BatchOf(*target.info)};
   FillBatch(options, preprocessor, info, target.data, &photo);
+  photo.light = LightOf(picture);
   report->preprocess_ms = preprocess.ms();
   if (options.draw || shown) {
     const bool whole = picture.bgr.size() == picture.size;
@@ -565,7 +569,10 @@ Report Execute(const Options& options, const BundleFolder& bundle) {
   Session session{Model(bundle.model())};
   const std::optional<Postprocessor> postprocessor = PostprocessorOf(options, bundle);
   Finder finder(postprocessor, bundle, options.top);
-  FrameMetrics metrics;
+  Sight sight(bundle);
+  FrameMetrics metrics(&sight);
+  std::optional<MetricsFile> metrics_file;
+  if (options.metrics) metrics_file.emplace(*options.metrics, [&] { return metrics.Text(); });
   std::optional<Preview> preview;
   if (options.preview) preview.emplace(*options.preview, AccessOf(options), &metrics, err);
   SourceState state("--watch: " + options.watch->string(), &metrics, err);
@@ -589,6 +596,8 @@ Report Execute(const Options& options, const BundleFolder& bundle) {
       const Photo seen = Preprocess(one, bundle, &session, &report, shown);
       Run(one, &session, &report);
       FindPhotos(one, session, seen, &finder, &report);
+      sight.AddRun(*report.run_ms / 1000);
+      sight.AddPicture(seen.light, report);
       report.rss_peak_bytes = PeakRssBytes();
       PrintJson(report, text);
       metrics.Add(all.ms() / 1000);
@@ -597,6 +606,7 @@ Report Execute(const Options& options, const BundleFolder& bundle) {
     } catch (const Error& error) {
       if (error.exit_code == kExitBundle) throw;
       line.problem = error.message;
+      sight.AddError(error);
       PrintJsonError(error, text, report);
       metrics.Count(state.rejected() + 1, 0, 0);
     }
@@ -634,7 +644,10 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
   Report setup;
   ConfigureThreads(options, &setup);
   Session session{Model(bundle.model())};
+  Sight sight(bundle);
   ServedModel model;
+  model.sight = &sight;
+  model.metrics = options.metrics;
   model.name = session.model().name();
   model.inputs = session.inputs();
   model.outputs = session.model().outputs();
@@ -660,6 +673,7 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
     *run_ms = *report.run_ms;
     finder.Find(session.outputs(),
                 preprocessor->GeometryOf(picture.size.height, picture.size.width), &report);
+    sight.AddPicture(LightOf(picture), report);
     return JsonLine(report);
   };
   Serve(model, *options.serve, AccessOf(options),
@@ -682,6 +696,7 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
   Session session{Model(bundle.model())};
   const TensorView input = PhotoInput(session, preprocessor);
   Finder finder(postprocessor, bundle, options.top);
+  Sight sight(bundle);
   Report report;
   const auto line_of = [&](const LiveFrame& frame, std::string* line) -> const Found& {
     report.image = frame.path;
@@ -691,10 +706,12 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
     std::copy(frame.tensor.begin(), frame.tensor.end(), static_cast<char*>(input.data));
     Run(options, &session, &report);
     finder.Find(session.outputs(), frame.geometry, &report);
+    sight.AddRun(*report.run_ms / 1000);
+    sight.AddPicture(frame.light, report);
     *line = JsonLine(report, std::move(*line));
     return report;
   };
-  RunLive(options, preprocessor, *input.info, line_of, out, err);
+  RunLive(options, preprocessor, *input.info, line_of, &sight, out, err);
 }
 
 int Fail(const Error& error, bool json, std::ostream& out, std::ostream& err) {

@@ -12,6 +12,7 @@
 #include "common/json.h"
 #include "inference_api.h"
 #include "metrics.h"
+#include "metrics_file.h"
 #include "notify.h"
 #include "queue.h"
 #include "worker.h"
@@ -86,6 +87,11 @@ class ModelServer {
   }
 
   [[nodiscard]] const std::string& name() const { return server_.name(); }
+
+  [[nodiscard]] std::string MetricsText() const {
+    return metrics_.Text({queue_.size(), queue_most_, server_.connections(),
+                          model_.processor ? model_.processor() : std::nullopt, model_.sight});
+  }
 
   void Run() {
     const Notifier notifier = Notifier::FromEnvironment();
@@ -173,9 +179,7 @@ class ModelServer {
     if (path == "/v2/health/live") return Json("{\"live\":true}\n");
     if (path == "/v2/health/ready") return Json("{\"ready\":true}\n");
     if (path == "/metrics") {
-      HttpAnswer answer =
-          Json(metrics_.Text({queue_.size(), queue_most_, server_.connections(),
-                              model_.processor ? model_.processor() : std::nullopt}));
+      HttpAnswer answer = Json(MetricsText());
       answer.content_type = kMetricsType;
       return answer;
     }
@@ -199,13 +203,16 @@ class ModelServer {
         const InferenceRequest wanted =
             ReadInference(job.request, model_.inputs, model_.outputs, model_.states);
         const ServeClock::time_point start = ServeClock::now();
+        if (model_.sight != nullptr) model_.sight->AddTensors(model_.inputs);
         const std::vector<TensorView>& outputs = model_.run();
         run_ms = SecondsSince(start) * 1000;
         answer = WriteInference(wanted, model_.name, outputs);
       }
       metrics_.AddInference(SecondsSince(job.came), run_ms / 1000);
+      if (model_.sight != nullptr) model_.sight->AddRun(run_ms / 1000);
       return answer;
     } catch (const Error& error) {
+      if (model_.sight != nullptr) model_.sight->AddError(error);
       return HttpError(StatusOf(error), MessageOf(error));
     } catch (const std::bad_alloc&) {
       return HttpError(503, "there is no memory for this request");
@@ -230,6 +237,8 @@ void Serve(const ServedModel& model, const HttpAddress& address, HttpAccess acce
            std::size_t queue, std::ostream& err) {
   ModelServer server(model, address, std::move(access), queue);
   err << "serving " << model.name << " on " << server.name() << std::endl;
+  std::optional<MetricsFile> file;
+  if (model.metrics) file.emplace(*model.metrics, [&] { return server.MetricsText(); });
   server.Run();
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <ostream>
@@ -12,6 +13,7 @@
 #include <edgepack/tensor.h>
 
 #include "http_server.h"
+#include "sight.h"
 
 namespace edgepack {
 
@@ -31,6 +33,10 @@ struct ServedModel {
   /// The line of JSON that --image --json would print, for a JPEG's or a PNG's bytes. Sets how many
   /// milliseconds the model took. Throws Error.
   std::function<std::string(std::string_view photo, double* run_ms)> photo_line;
+  /// Counts what it is given and says; a photo's part is `photo_line`'s to tell.
+  Sight* sight = nullptr;
+  /// --metrics.
+  std::optional<std::filesystem::path> metrics = std::nullopt;
 };
 
 /// Serves a model by version 2 of the open inference protocol until SIGTERM or SIGINT, which must

@@ -146,6 +146,28 @@ TEST_CASE("frames of pixels through a pipe") {
   CHECK(lines.End("broken") >= 1);
 }
 
+TEST_CASE("what /metrics says goes to a file, too") {
+  const TempFolder folder;
+  WriteLiveBundle(folder);
+  WriteFile(folder / "frames", "\xFF\xFF\xFF\xFF\x01\x02\x03\x04\x05");
+  std::vector<std::string> words = {"--frames",        "gray",     "--size", "4x1", "--from",
+                                    folder / "frames", "--metrics"};
+  words.push_back(folder / "app.prom");
+  CHECK(RunLines(folder, words).code == 0);
+  const std::string text = ReadFile(folder / "app.prom");
+  CHECK(Contains(text, "edgepack_frame_seconds_count 2\n"));
+  CHECK(Contains(text, "edgepack_pictures_total{model=\"\",release=\"\"} 2\n"));
+  CHECK(Contains(text, "edgepack_pictures_empty_total{model=\"\",release=\"\"} 0\n"));  // tensors
+  CHECK(Contains(text, "edgepack_brightness_bucket{model=\"\",release=\"\",le=\"0.0625\"} 1\n"));
+  CHECK(Contains(text, "edgepack_brightness_bucket{model=\"\",release=\"\",le=\"1\"} 2\n"));
+  CHECK_FALSE(std::filesystem::exists(folder / "app.prom.new"));
+  words.back() = folder / "none" / "app.prom";
+  const Lines lines = RunLines(folder, words);
+  CHECK(lines.code == 2);
+  CHECK(Contains(lines.err, "--metrics: cannot write "));
+  CHECK(RunLines(folder, {"--golden", "--metrics", "x"}).code == 2);
+}
+
 TEST_CASE("a source that gave nothing of use ends with an error") {
   const TempFolder folder;
   WriteLiveBundle(folder);

@@ -1,0 +1,240 @@
+#include "sight.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+#include <opencv2/core.hpp>
+
+#include "bundle_json.h"
+
+namespace edgepack {
+namespace {
+
+constexpr int kGrid = 32;
+/// Set by `edgepack-device run --supervise`.
+constexpr const char* kRestartsVariable = "EDGEPACK_RESTARTS";
+/// Kinds of errors that have series of their own; "other" is the last.
+constexpr std::array<const char*, 5> kErrorKinds = {"image", "model-input", "request", "position",
+                                                    "other"};
+
+double SecondsSince1970() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
+}
+
+template <std::size_t kSize>
+void CountBelow(const std::array<double, kSize>& bounds, double value,
+                std::array<std::int64_t, kSize + 1>* counts) {
+  std::size_t bucket = 0;
+  while (bucket < kSize && value > bounds[bucket]) ++bucket;
+  ++(*counts)[bucket];
+}
+
+/// Whether all elements are numbers. The exponent of no finite float has all bits set; without a
+/// branch in it the loop takes several elements at a time.
+bool AllFinite(const TensorView& tensor) {
+  const std::size_t count = tensor.info->size();
+  if (tensor.info->dtype == DType::kFloat32) {
+    constexpr std::uint32_t kExponent = 0x7F800000U;
+    const char* const data = static_cast<const char*>(tensor.data);
+    std::uint32_t bad = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      std::uint32_t bits = 0;
+      std::memcpy(&bits, data + i * sizeof(bits), sizeof(bits));
+      bad |= static_cast<std::uint32_t>((bits & kExponent) == kExponent);
+    }
+    return bad == 0;
+  }
+  if (tensor.info->dtype != DType::kFloat16 && tensor.info->dtype != DType::kFloat64) return true;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (!std::isfinite(ElementAt(tensor.info->dtype, tensor.data, i))) return false;
+  }
+  return true;
+}
+
+/// What is surest of all that was found, if anything was.
+struct Best {
+  std::optional<double> score;
+  std::optional<std::size_t> index;
+};
+
+Best BestOf(const Found& found) {
+  Best best;
+  const auto take = [&](const Score& score) {
+    if (best.score && !(score.score > *best.score)) return;
+    best.score = score.score;
+    best.index = score.index;
+  };
+  if (!found.top.empty()) take(found.top.front().score);
+  if (found.boxes) {
+    for (const Found::LabelledBox& box : *found.boxes) take(box.box.found);
+  }
+  if (found.keypoints) {
+    for (const Found::LabelledMark& mark : *found.keypoints) take(mark.mark.found);
+  }
+  if (found.mask) {
+    std::int64_t most = 0;
+    for (const auto& [index, area] : found.mask->areas) {
+      if (area.pixels <= most) continue;
+      most = area.pixels;
+      best.index = index;
+    }
+  }
+  if (found.text && !found.text->text.empty()) best.score = found.text->score;
+  return best;
+}
+
+/// Whether what was found could be nothing.
+bool Looks(const Found& found) { return found.tensors.empty(); }
+
+std::int64_t RestartsFromEnvironment() {
+  const char* const text = std::getenv(kRestartsVariable);  // NOLINT(concurrency-mt-unsafe)
+  if (text == nullptr) return 0;
+  return std::max(0LL, std::strtoll(text, nullptr, 10));
+}
+
+}  // namespace
+
+Light LightOf(const Decoded& picture) {
+  const cv::Mat& bgr = picture.bgr;
+  Light light;
+  light.pixels = std::int64_t{picture.size.width} * picture.size.height;
+  if (bgr.empty() || bgr.type() != CV_8UC3) return light;
+  std::int64_t sum = 0;
+  for (int i = 0; i < kGrid; ++i) {
+    const auto* const row =
+        bgr.ptr<cv::Vec3b>(static_cast<int>(std::int64_t{2 * i + 1} * bgr.rows / (2 * kGrid)));
+    for (int j = 0; j < kGrid; ++j) {
+      const cv::Vec3b& pixel = row[std::int64_t{2 * j + 1} * bgr.cols / (2 * kGrid)];
+      sum += 114 * pixel[0] + 587 * pixel[1] + 299 * pixel[2];
+    }
+  }
+  light.brightness = static_cast<double>(sum) / (1000.0 * 255 * kGrid * kGrid);
+  return light;
+}
+
+Sight::Sight(const BundleFolder& bundle)
+    : restarts_(RestartsFromEnvironment()), started_(SecondsSince1970()) {
+  const JsonDocument document = ReadBundleJson(bundle.path / "manifest.json");
+  JsonObject manifest = document.Root();
+  const auto text = [&](const char* key) {
+    return manifest.HasValue(key) ? manifest.String(key) : std::string();
+  };
+  labels_ = Label("model", text("name")) + "," + Label("release", text("release"));
+  const std::int64_t version = manifest.HasValue("version") ? manifest.Int("version") : 0;
+  std::string sha256;
+  if (manifest.HasValue("model")) {
+    JsonObject model = manifest.Object("model");
+    if (model.HasValue("sha256")) sha256 = model.String("sha256");
+  }
+  info_ = labels_ + "," + Label("version", std::to_string(version)) + "," +
+          Label("model_sha256", sha256);
+  classes_.reserve(kMostClasses);
+  const std::filesystem::path monitor = bundle.path / "monitor.json";
+  if (std::filesystem::exists(monitor)) drift_ = Drift::Load(monitor);
+}
+
+void Sight::AddRun(double seconds) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  CountBelow(kSeconds, seconds, &runs_);
+  run_seconds_ += seconds;
+}
+
+void Sight::AddTensors(const std::vector<TensorView>& inputs) {
+  if (std::all_of(inputs.begin(), inputs.end(), AllFinite)) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++not_finite_;
+}
+
+void Sight::AddError(const Error& error) {
+  std::size_t kind = 0;
+  while (kind + 1 < kErrorKinds.size() && error.kind != kErrorKinds.at(kind)) ++kind;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++errors_.at(kind);
+}
+
+void Sight::CountClass(std::size_t index, const std::optional<std::string_view>& label) {
+  for (ClassCount& known : classes_) {
+    if (known.index != index) continue;
+    ++known.count;
+    return;
+  }
+  if (classes_.size() == kMostClasses) {
+    ++other_classes_;
+    return;
+  }
+  classes_.push_back({index, label ? std::string(*label) : std::string(), 1});
+}
+
+void Sight::AddPicture(const Light& light, const Found& found) {
+  const Best best = BestOf(found);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++pictures_;
+  const double megapixels = static_cast<double>(light.pixels) / 1e6;
+  CountBelow(kMegapixels, megapixels, &sizes_);
+  megapixels_ += megapixels;
+  brightness_.Add(light.brightness);
+  if (Looks(found) && !best.score && !best.index) ++empty_;
+  if (best.score) scores_.Add(*best.score);
+  if (!found.top.empty()) CountClass(found.top.front().score.index, found.top.front().label);
+  if (found.boxes) {
+    for (const Found::LabelledBox& box : *found.boxes) CountClass(box.box.found.index, box.label);
+  }
+  if (found.mask) {
+    for (const auto& [index, area] : found.mask->areas) {
+      const bool named = index < found.labels.size();
+      CountClass(index,
+                 named ? std::optional<std::string_view>(found.labels[index]) : std::nullopt);
+    }
+  }
+  if (drift_) drift_->Add({light.brightness, best.score, best.index}, SecondsSince1970());
+}
+
+std::string Sight::Text() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::string of = "{" + labels_ + "} ";
+  std::string text = MetricHeader("edgepack_app_info", "gauge", "The release that runs.");
+  text += "edgepack_app_info{" + info_ + "} 1\n";
+  text += Gauge("edgepack_app_start_timestamp_seconds", "When the app was started.",
+                std::floor(started_));
+  text += Counter("edgepack_app_restarts_total", "How often the service had to start it again.",
+                  restarts_);
+  text += MetricHeader("edgepack_run_seconds", "histogram", "Runs of the model.");
+  text += HistogramText("edgepack_run_seconds", labels_, kSeconds.data(), runs_.data(),
+                        kSeconds.size(), run_seconds_);
+  text += MetricHeader("edgepack_errors_total", "counter", "What could not be done, by its kind.");
+  for (std::size_t i = 0; i < kErrorKinds.size(); ++i) {
+    text += "edgepack_errors_total{" + labels_ + "," + Label("kind", kErrorKinds.at(i)) + "} " +
+            std::to_string(errors_.at(i)) + "\n";
+  }
+  const auto count = [&](const std::string& name, const std::string& help, std::int64_t value) {
+    text += MetricHeader(name, "counter", help) + name + of + std::to_string(value) + "\n";
+  };
+  count("edgepack_inputs_not_finite_total", "Requests with a NaN or an infinity in a tensor.",
+        not_finite_);
+  count("edgepack_pictures_total", "Pictures that the model saw.", pictures_);
+  count("edgepack_pictures_empty_total", "Pictures in which nothing was found.", empty_);
+  text += MetricHeader("edgepack_classes_total", "counter",
+                       "What was found: the best class, or each box or area, by class.");
+  for (const ClassCount& known : classes_) {
+    text += "edgepack_classes_total{" + labels_ + "," +
+            Label("class", known.label.empty() ? std::to_string(known.index) : known.label) + "," +
+            Label("index", std::to_string(known.index)) + "} " + std::to_string(known.count) + "\n";
+  }
+  text += "edgepack_classes_total{" + labels_ + "," + Label("class", "other") + "," +
+          Label("index", "") + "} " + std::to_string(other_classes_) + "\n";
+  text += MetricHeader("edgepack_score", "histogram", "The best score of a picture.");
+  text += scores_.Text("edgepack_score", labels_);
+  text += MetricHeader("edgepack_brightness", "histogram", "Mean luma of a picture, 0 to 1.");
+  text += brightness_.Text("edgepack_brightness", labels_);
+  text += MetricHeader("edgepack_megapixels", "histogram", "Size of a picture.");
+  text += HistogramText("edgepack_megapixels", labels_, kMegapixels.data(), sizes_.data(),
+                        kMegapixels.size(), megapixels_);
+  if (drift_) text += drift_->Text(labels_);
+  return text;
+}
+
+}  // namespace edgepack
