@@ -10,6 +10,7 @@ namespace edgepack::device {
 //   current, previous            links to releases/<id>
 //   state/<id>.json              who installed a release and when, and its health
 //   state/pending.json           there while a release that was made current is being tested
+//   state/rollbacks.json         how many releases failed here, and the last of them
 //   state/highest.json           the highest version that ever passed, by the bundle's name
 //   trust/allowed_signers        whose bundles are taken; trust/board: for which board; trust/name
 //   and

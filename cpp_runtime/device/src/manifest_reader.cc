@@ -43,16 +43,6 @@ bool IsVersion(std::string_view text) {
          digits(text.substr(dot + 1));
 }
 
-// "2027-01-31T12:00:00Z", and nothing that timegm would have to put right.
-std::optional<std::time_t> ParseTime(const std::string& text) {
-  std::tm given{};
-  const char* const end = strptime(text.c_str(), "%Y-%m-%dT%H:%M:%SZ", &given);
-  if (end == nullptr || *end != '\0') return std::nullopt;
-  const std::time_t time = timegm(&given);
-  if (time < 0 || Timestamp(time) != text) return std::nullopt;
-  return time;
-}
-
 std::string Checked(JsonObject& object, const char* key, bool (*check)(std::string_view),
                     const char* what) {
   std::string value = object.String(key);
@@ -197,6 +187,15 @@ bool IsReleaseId(std::string_view text) {
   return text.size() == 12 && std::all_of(text.begin(), text.end(), [](char c) {
            return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
          });
+}
+
+std::optional<std::time_t> ParseTime(const std::string& text) {
+  std::tm given{};
+  const char* const end = strptime(text.c_str(), "%Y-%m-%dT%H:%M:%SZ", &given);
+  if (end == nullptr || *end != '\0') return std::nullopt;
+  const std::time_t time = timegm(&given);
+  if (time < 0 || Timestamp(time) != text) return std::nullopt;
+  return time;
 }
 
 Manifest ParseManifest(std::string_view bytes) {

@@ -59,6 +59,9 @@ struct Manifest {
 // or value, an unsafe path.
 Manifest ParseManifest(std::string_view bytes);
 
+// The seconds since 1970 of a time such as "2026-01-31T12:00:00Z"; nothing for anything else.
+std::optional<std::time_t> ParseTime(const std::string& text);
+
 // Parts of letters, digits and . _ + @ - joined by '/', none empty and none beginning with . or -;
 // at most `limit` characters.
 bool IsSafePath(std::string_view path, size_t limit = 100);

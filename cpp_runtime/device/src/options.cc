@@ -18,6 +18,7 @@ Options ParseOptions(const std::vector<std::string>& words) {
       {"--supervise", [&] { options.supervise = true; }},
       {"--respawn", [&] { options.respawn = true; }},
       {"--low-ports", [&] { options.low_ports = true; }},
+      {"--timer", [&] { options.timer = true; }},
       {"--check", [&] { options.check = true; }},
       {"--version", [&] { options.command = "--version"; }},
       {"--help", [&] { options.command = "--help"; }},
@@ -27,6 +28,8 @@ Options ParseOptions(const std::vector<std::string>& words) {
       {"--root", [&](Value text) { options.root = text; }},
       {"--signers", [&](Value text) { options.signers = text; }},
       {"--name", [&](Value text) { options.name = text; }},
+      {"--textfile", [&](Value text) { options.textfile = text; }},
+      {"--app", [&](Value text) { options.app_metrics = text; }},
       {"--to", [&](Value text) { options.to = text; }},
       {"--user", [&](Value text) { options.user = text; }},
       {"--owner", [&](Value text) { options.owner = text; }},
@@ -63,6 +66,7 @@ usage: edgepack-device COMMAND [options]
   prune                remove all but the current, the previous and the newest releases
   verify [ID]          read every byte of a release, or of all
   status               what is current, since when, by whom, and how it is
+  metrics              the same and what the app says, for Prometheus
   recover              end what a crash or power cut interrupted
   repair               bring back what a rotten card damaged, and say what was lost
   run [-- WORDS]       verify the current release and become its edgepack-run
@@ -91,6 +95,10 @@ usage: edgepack-device COMMAND [options]
   --lock FILE          run --supervise: held while it runs; a second one ends at once
   --respawn            run --supervise: start it again when it is killed
   --check              run --supervise: only say whether it could run
+  --textfile DIR       metrics: write them to DIR/edgepack-<name>.prom, for the textfile
+                       collector of Prometheus' node exporter
+  --timer              metrics --textfile: have systemd do so every 30 s, as this user
+  --app FILE           metrics: what edgepack-run --metrics writes, if not as the service's args say
   --by NAME            who does it; default: the user
   --signers FILE       install: pin these signers, if none are
   --name NAME          install: refuse a bundle of another name

@@ -15,6 +15,10 @@ struct Options {
   std::optional<std::string> root;
   std::optional<std::string> signers;
   std::optional<std::string> to;
+  /// Of `metrics`.
+  std::optional<std::string> textfile;
+  std::optional<std::string> app_metrics;
+  bool timer = false;
   /// Of `install`.
   std::optional<std::string> name;
   /// Of `run --supervise`.

@@ -13,6 +13,7 @@ namespace {
 
 constexpr char kPendingName[] = "pending.json";
 constexpr char kHighestName[] = "highest.json";
+constexpr char kRollbacksName[] = "rollbacks.json";
 constexpr std::size_t kMaxStateBytes = std::size_t{8} << 20U;
 
 std::string RecordName(const std::string& release) { return release + ".json"; }
@@ -190,6 +191,32 @@ void State::ClearPending() const {
   Step("pending.remove");
   folder_.SetFolderAside(kPendingName);
   if (folder_.Remove(kPendingName)) folder_.Sync();
+}
+
+std::optional<Rollbacks> State::rollbacks() const {
+  try {
+    const std::optional<File> file = folder_.Find(kRollbacksName);
+    if (!file) return std::nullopt;
+    const JsonDocument document(file->ReadAll(kMaxStateBytes), file->path(), "damaged");
+    JsonObject root = document.Root();
+    Rollbacks rollbacks{root.Int("count", 0), root.String("release"), root.String("at")};
+    if (!IsReleaseId(rollbacks.release)) return std::nullopt;
+    return rollbacks;
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+void State::CountRollback(const std::string& release, const std::string& at) const {
+  const std::int64_t count = rollbacks().value_or(Rollbacks()).count + 1;
+  JsonWriter json;
+  json.BeginObject().Key("count").Int(count).Key("release").String(release).Key("at").String(at);
+  try {
+    folder_.SetFolderAside(kRollbacksName);
+    folder_.Replace(kRollbacksName, json.EndObject().text() + "\n", "rollbacks");
+  } catch (const Error& error) {
+    if (error.kind != "io" && error.kind != "disk-full") throw;
+  }
 }
 
 std::optional<State::Floors> State::ReadHighest() const {

@@ -54,6 +54,13 @@ struct Pending {
   std::string by;
 };
 
+/// state/rollbacks.json: how many releases were given up because they failed here, and the last.
+struct Rollbacks {
+  std::int64_t count = 0;
+  std::string release;
+  std::string at;
+};
+
 /// The folder state/.
 class State {
  public:
@@ -80,6 +87,11 @@ class State {
   [[nodiscard]] std::optional<Pending> pending() const;
   void SetPending(const Pending& pending) const;
   void ClearPending() const;
+
+  /// Nothing if none failed yet, or that cannot be read.
+  [[nodiscard]] std::optional<Rollbacks> rollbacks() const;
+  /// One more, of this release, if it can be written down: what counts is that it was given up.
+  void CountRollback(const std::string& release, const std::string& at) const;
   void RemoveLeftovers() const { folder_.RemoveUnfinished(); }
 
   /// The highest version of bundles of this name that ever passed here; nothing before the first.

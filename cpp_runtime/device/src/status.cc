@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "allowed_signers.h"
+#include "app_metrics.h"
 #include "clock.h"
 #include "common/json.h"
 #include "error.h"
@@ -84,38 +85,6 @@ std::optional<Pending> FindPending(const Site& site) {
   }
 }
 
-/// What is damaged and easily seen: nothing but state, trust and manifests is read.
-std::vector<std::string> Problems(const Site& site) {
-  std::vector<std::string> problems;
-  const auto check = [&](const auto& read) {
-    try {
-      read();
-    } catch (const Error& error) {
-      problems.push_back(error.message);
-    }
-  };
-  for (const std::string& id : site.releases.Ids()) {
-    check([&] { (void)site.releases.Load(id); });
-  }
-  for (const char* link : {kCurrent, kPrevious}) {
-    if (site.root.Has(link) && !site.releases.Named(link)) {
-      problems.push_back(site.root.PathOf(link) + " names no release");
-    }
-  }
-  check([&] { (void)site.state.pending(); });
-  check([&] {
-    if (const std::optional<std::string> list = site.trust.signers()) ParseAllowedSigners(*list);
-  });
-  const std::string name = site.trust.name().value_or("");
-  if (!site.state.HasHighest() && site.state.highest(name)) {
-    problems.emplace_back("state/highest.json is lost or damaged");
-  }
-  if (!site.trust.board() && !site.releases.Ids().empty()) {
-    problems.emplace_back("trust/board is lost or damaged");
-  }
-  return problems;
-}
-
 void WriteStrings(const std::vector<std::string>& texts, JsonWriter* json) {
   json->BeginArray();
   for (const std::string& text : texts) json->String(text);
@@ -181,6 +150,47 @@ void WritePending(const std::optional<Pending>& pending, JsonWriter* json) {
   json->BeginObject().Key("release").String(pending->release);
   json->Key("fallback").StringOrNull(pending->fallback);
   json->Key("attempts").Int(pending->attempts).Key("by").String(pending->by).EndObject();
+}
+
+/// What the app says of its input, if its release has monitor.json and a service that says so.
+std::optional<std::vector<DriftSignal>> FindDrift(const Site& site) {
+  const std::optional<std::string> file = MetricsFileOf(site);
+  const std::optional<std::string> current = site.releases.Named(kCurrent);
+  if (!file || !current) return std::nullopt;
+  std::optional<AppMetrics> app = ReadAppMetrics(*file, "", *current);
+  if (!app || app->drift.empty()) return std::nullopt;
+  return std::move(app->drift);
+}
+
+void WriteDrift(const std::optional<std::vector<DriftSignal>>& drift, JsonWriter* json) {
+  if (!drift) {
+    json->Null();
+    return;
+  }
+  json->BeginArray();
+  for (const DriftSignal& signal : *drift) {
+    json->BeginObject().Key("signal").String(signal.name).Key("level").Int(signal.level);
+    json->Key("since");
+    if (signal.level > 0) {
+      json->String(Timestamp(static_cast<std::time_t>(signal.since)));
+    } else {
+      json->Null();
+    }
+    json->EndObject();
+  }
+  json->EndArray();
+}
+
+std::string DriftText(const Site& site) {
+  const std::optional<std::vector<DriftSignal>> drift = FindDrift(site);
+  std::string text;
+  for (const DriftSignal& signal : drift.value_or(std::vector<DriftSignal>())) {
+    if (signal.level == 0) continue;
+    text += signal.name + (signal.name == "brightness" ? " differs" : " differ") +
+            (signal.level > 1 ? " much" : "") + " from the release's photos since " +
+            Timestamp(static_cast<std::time_t>(signal.since)) + "\n";
+  }
+  return text;
 }
 
 void WriteLock(const std::optional<Holder>& holder, JsonWriter* json) {
@@ -300,6 +310,39 @@ std::string Line(const char* what, const std::optional<Known>& known) {
 
 }  // namespace
 
+std::vector<std::string> Problems(const Site& site) {
+  std::vector<std::string> problems;
+  const auto check = [&](const auto& read) {
+    try {
+      read();
+    } catch (const Error& error) {
+      problems.push_back(error.message);
+    }
+  };
+  for (const std::string& id : site.releases.Ids()) {
+    check([&] { (void)site.releases.Load(id); });
+  }
+  for (const char* link : {kCurrent, kPrevious}) {
+    if (site.root.Has(link) && !site.releases.Named(link)) {
+      problems.push_back(site.root.PathOf(link) + " names no release");
+    }
+  }
+  check([&] { (void)site.state.pending(); });
+  check([&] {
+    if (const std::optional<std::string> list = site.trust.signers()) ParseAllowedSigners(*list);
+  });
+  const std::string name = site.trust.name().value_or("");
+  if (!site.state.HasHighest() && site.state.highest(name)) {
+    problems.emplace_back("state/highest.json is lost or damaged");
+  }
+  if (!site.trust.board() && !site.releases.Ids().empty()) {
+    problems.emplace_back("trust/board is lost or damaged");
+  }
+  return problems;
+}
+
+bool HasPending(const Site& site) { return FindPending(site).has_value(); }
+
 std::string StatusJson(const Site& site) {
   JsonWriter json;
   json.BeginObject().Key("schema").Int(1).Key("tool").String(EDGEPACK_VERSION);
@@ -316,6 +359,8 @@ std::string StatusJson(const Site& site) {
   json.Key("signers");
   WriteSigners(site.trust, &json);
   WriteNewest(site, &json);
+  json.Key("drift");
+  WriteDrift(FindDrift(site), &json);
   json.Key("lock");
   WriteLock(Lock::Look(site.root), &json);
   json.Key("problems").BeginArray();
@@ -331,6 +376,7 @@ std::string StatusText(const Site& site) {
   const Store::Total total = site.store.Sum();
   text += std::to_string(site.releases.Ids().size()) + " releases, " + std::to_string(total.blobs) +
           " blobs, " + std::to_string(total.bytes) + " bytes\n";
+  text += DriftText(site);
   if (const std::optional<Pending> pending = FindPending(site)) {
     text += "release " + pending->release + " is being tested\n";
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "site.h"
 
@@ -10,6 +11,10 @@ namespace edgepack::device {
 std::string StatusJson(const Site& site);
 /// The same in a few lines of words.
 std::string StatusText(const Site& site);
+/// What is damaged and easily seen: nothing but state, trust and manifests is read.
+std::vector<std::string> Problems(const Site& site);
+/// Whether a release is being tested, or a test was interrupted.
+bool HasPending(const Site& site);
 /// Whose bundles are taken, for programs: {"signers", "list"}. The list is null if none is pinned.
 std::string TrustJson(const Trust& trust);
 

@@ -532,6 +532,9 @@ class Supervisor {
     const std::vector<std::string>& args =
         options_.args.empty() ? release.service->args : options_.args;
     log_.Say("starting release " + release.id);
+    // For its metrics. This process has one thread.
+    setenv("EDGEPACK_RESTARTS", std::to_string(restarts_).c_str(),
+           1);  // NOLINT(concurrency-mt-unsafe)
     App app(release, args, notify_, logs_);
     output_open_ = true;
     std::optional<int> status;
@@ -558,6 +561,7 @@ class Supervisor {
       exit_code_ = WIFEXITED(*status) ? WEXITSTATUS(*status) : 128 + WTERMSIG(*status);
       return;
     }
+    ++restarts_;
     start_at_ = Monotonic() + backoff_.Next(ran_s);
   }
 
@@ -614,6 +618,7 @@ class Supervisor {
   Fd signals_;
   Backoff backoff_;
   std::string running_;
+  std::int64_t restarts_ = 0;
   double start_at_ = 0;
   double told_ = 0;
   bool output_open_ = true;

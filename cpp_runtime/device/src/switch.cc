@@ -79,6 +79,8 @@ void Switch::GoBack(const Pending& pending) const {
   Step("rollback.previous");
   site_->releases.Point(kPrevious, pending.older);
   site_->state.ClearPending();
+  // After all that matters: if the power is cut here, one is not counted.
+  site_->state.CountRollback(pending.release, Now(*site_));
 }
 
 void Switch::Commit(const Pending& pending, const Health& health) const {

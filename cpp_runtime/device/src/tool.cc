@@ -18,6 +18,7 @@
 #include "keeper.h"
 #include "layout.h"
 #include "lock.h"
+#include "metrics.h"
 #include "options.h"
 #include "output.h"
 #include "receive.h"
@@ -62,6 +63,24 @@ std::string Home() {
   throw Error(kExitUsage, "usage", "there is no HOME", "give --root DIR");
 }
 
+std::string FullPath(const std::string& path) {
+  std::array<char, PATH_MAX> resolved;  // NOLINT(*-member-init): filled by the call
+  if (realpath(path.c_str(), resolved.data()) == nullptr) ThrowErrno("find", path);
+  return resolved.data();
+}
+
+/// The folder of the user's own units, made if it is not there.
+std::string UserUnits() {
+  const char* config = std::getenv("XDG_CONFIG_HOME");  // NOLINT(concurrency-mt-unsafe)
+  const bool is_set = config != nullptr && config[0] == '/';
+  std::string path = is_set ? std::string(config) : Home() + "/.config";
+  for (const char* part : {"", "/systemd", "/user"}) {
+    path += part;
+    if (mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) ThrowErrno("make folder", path);
+  }
+  return path;
+}
+
 int Fail(const Error& error, bool as_json) {
   if (as_json) {
     JsonWriter json;
@@ -90,6 +109,7 @@ class Tool {
         {"prune", [&] { return Prune(); }},
         {"verify", [&] { return Verify(); }},
         {"status", [&] { return Status(); }},
+        {"metrics", [&] { return Metrics(); }},
         {"recover", [&] { return Recover(); }},
         {"repair", [&] { return RepairAll(); }},
         {"run", [&] { return options_.supervise ? SuperviseApp() : RunApp(); }},
@@ -259,6 +279,29 @@ class Tool {
   [[nodiscard]] int Status() const {
     const Site site = Site::Open(Root());
     Print(options_.json ? StatusJson(site) + "\n" : StatusText(site));
+    return 0;
+  }
+
+  [[nodiscard]] int Metrics() const {
+    if (!options_.words.empty()) throw Error(kExitUsage, "usage", "metrics takes no words");
+    if (options_.timer && !options_.textfile) {
+      throw Error(kExitUsage, "usage", "--timer needs --textfile DIR");
+    }
+    const Site site = Site::Open(Root());
+    if (!options_.textfile) {
+      const std::string text = MetricsText(site, options_.app_metrics);
+      JsonWriter json;
+      json.BeginObject().Key("metrics").String(text).EndObject();
+      Print(options_.json ? json.text() + "\n" : text);
+      return 0;
+    }
+    // Told to others: from everywhere the same.
+    const std::string folder = FullPath(*options_.textfile);
+    const std::string path = WriteTextfile(site, options_.app_metrics, folder);
+    if (!options_.timer) return 0;
+    Print("# " + path + " is written every 30 s after these:\n" +
+          WriteTimer(site, options_.app_metrics, folder, UserUnits(),
+                     FullPath(Root()) + "/" + kBin + "/" + kTool));
     return 0;
   }
 
