@@ -46,7 +46,7 @@ def project_samples() -> Iterator[_Values]:
     yield {"project": {}}
     yield {"project": {}, **{key: {FREE: [1]} for key in ("shapes", "set")}}
     yield {"project": {}, "set": {FREE: 1}, "states": {FREE: "output"}}
-    yield {"project": {}, "compile": {}, "tune": {}, "health": {}, "quantize": {}}
+    yield {"project": {}, "compile": {}, "tune": {}, "health": {}, "quantize": {}, "monitor": {}}
     yield {"project": {}, "compile": {"exact": ["node"]}, "tune": {"records": ["a.jsonl"]}}
     yield {"project": {}, "service": {"args": ["--watch", "/srv/photos"]}}
     for mode in MODES:

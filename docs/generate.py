@@ -229,7 +229,7 @@ _TEXTS = {"type": "array", "items": _TEXT}
 def _asked_of_devices() -> dict[str, Any]:
     """What edgepack-run and edgepack-device print, which is passed on as it is."""
     from edgepack.deploy.ab_timing import AbTiming
-    from edgepack.deploy.answers import HealthOutcome, Holder
+    from edgepack.deploy.answers import Drift, HealthOutcome, Holder
     from edgepack.deploy.app_answers import Bench, Class, Deviation, LayerTime
     from edgepack.deploy.conditions import Conditions
 
@@ -300,6 +300,7 @@ def _asked_of_devices() -> dict[str, Any]:
                     may={"valid_until": _or_null(_TEXT)},
                 )
             ),
+            "drift": _or_null(_list(_record(Drift))),
             "lock": _or_null(_record(Holder)),
         },
     )

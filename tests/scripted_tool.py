@@ -26,6 +26,7 @@ STATUS: Mapping[str, Any] = {
     "schema": 1, "tool": "1.0", "current": RELEASE, "previous": {**RELEASE, "release": OLD},
     "releases": [{"release": OLD, "version": 2, "bytes": 9}, {"release": NEW, "error": "damaged"}],
     "store": {"blobs": 12, "bytes": 15000000}, "pending": None,
+    "drift": [{"signal": "scores", "level": 1, "since": "2026-01-01T00:00:00Z"}],
     "signers": ["ann SHA256:abc"], "lock": {"pid": 1, "by": "ann", "since": "now", "what": "x"},
 }  # fmt: skip
 TRUST: Mapping[str, Any] = {"signers": ["ann SHA256:abc"], "list": "ann ssh-ed25519 AAAA\n"}

@@ -10,6 +10,7 @@ Layout:
     model/                   model.so (unless the kernels are in the app), graph.json, params.bin
     preprocess.json          if the model takes images
     postprocess.json         if the project says what becomes of the outputs
+    monitor.json             what was seen in photos, for live input to be compared with
     labels.txt               one per line, if there are any
     tuning.jsonl             records of tuning that kernels were made by, if by any
     source.json              where the model was fetched from, if it was
@@ -67,6 +68,7 @@ log = logging.getLogger(__name__)
 
 PREPROCESS = "preprocess.json"
 POSTPROCESS = "postprocess.json"
+MONITOR = "monitor.json"
 LABELS = "labels.txt"
 VERIFIED = "verified.json"
 SOURCE = "source.json"
@@ -239,7 +241,7 @@ class ToolFiles(Protocol):
 
 
 class Spec(Protocol):
-    """What a bundle needs of `PreprocessSpec` and `PostprocessSpec`."""
+    """What a bundle needs of `PreprocessSpec`, `PostprocessSpec` and `MonitorSpec`."""
 
     def to_json(self) -> str: ...
 
@@ -279,6 +281,7 @@ class Contents:
     product: str | None = None
     valid_until: str | None = None
     on_cpu: Compiled | None = None
+    monitor: Spec | None = None
     source: ModelSource | None = None
 
 
@@ -304,6 +307,8 @@ def make_bundle(contents: Contents, out: Path) -> Bundle:
         content[PREPROCESS] = contents.preprocess.to_json().encode()
     if contents.postprocess is not None:
         content[POSTPROCESS] = contents.postprocess.to_json().encode()
+    if contents.monitor is not None:
+        content[MONITOR] = contents.monitor.to_json().encode()
     if contents.labels is not None:
         content[LABELS] = _label_lines(contents.labels)
     if contents.verified is not None:

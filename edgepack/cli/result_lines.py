@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from edgepack.base.text import format_count, megabytes, milliseconds, one_line
 from edgepack.cli.console import table
-from edgepack.deploy.answers import Answer, HealthOutcome, Release, Status
+from edgepack.deploy.answers import Answer, Drift, HealthOutcome, Release, Status
 from edgepack.deploy.app_answers import AppAnswer, Bench, Deviation, Profile, emulated_mark
 
 if TYPE_CHECKING:
@@ -230,6 +230,7 @@ def status_lines(
             f"compared  {one_line(current.compared or 'not recorded', limit=_COMPARED_LETTERS)}",
             "tested    " + (_health(current.health, emulated) if current.health else "no"),
         ]
+    lines += [f"drift     {_drift(one, current)}" for one in status.drift if one.level > 0]
     if status.previous:
         lines.append(f"previous  {_release(status.previous)}")
     lines.append(
@@ -249,6 +250,17 @@ def status_lines(
 
 # Of the list of inputs that a model was compared on; the JSON has all of it.
 _COMPARED_LETTERS = 200
+
+
+def _drift(drift: Drift, current: Release | None) -> str:
+    """Such as "scores differ much from those of the photos of version 12, since ..."."""
+    one = drift.signal == "brightness"
+    differ = ("differs" if one else "differ") + (" much" if drift.level > 1 else "")
+    of = "the release's photos"
+    if current and current.version:
+        of = f"the photos of version {current.version}"
+    since = f", since {drift.since}" if drift.since else ""
+    return f"{drift.signal} {differ} from {'that' if one else 'those'} of {of}{since}"
 
 
 def _release(release: Release) -> str:

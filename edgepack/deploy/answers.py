@@ -267,6 +267,23 @@ class Newest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Drift:
+    """How far live input is from the release's photos, of one `signal`: "brightness", "scores" or
+    "classes". `level` is 0, 1 (they differ) or 2 (they differ much), since `since`."""
+
+    signal: str
+    level: int
+    since: str | None
+
+    @staticmethod
+    def read(answer: Answer) -> Drift:
+        level = answer.size("level")
+        if level > 2:
+            raise answer.fail("level", f"{level} is not 0, 1 or 2")
+        return Drift(signal=answer.text("signal"), level=level, since=answer.text_or_none("since"))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Status:
     """`edgepack-device status`: `pending` is the release that is being tested; `newest` is None if
     nothing was ever current, or the device tool is too old to tell. `source` is where the current
@@ -281,6 +298,7 @@ class Status:
     pending: str | None
     signers: tuple[str, ...]
     newest: Newest | None = None
+    drift: tuple[Drift, ...] = ()
     lock: Holder | None
     source: ModelSource | None = None
     document: Mapping[str, Any] = field(repr=False)
@@ -307,6 +325,7 @@ class Status:
                     valid_until=it.text_or_none("valid_until"),
                 ),
             ),
+            drift=_parts_or_none(answer, "drift", Drift.read),
             lock=answer.part("lock", Holder.read),
             document=answer.document,
         )
@@ -326,6 +345,11 @@ class Status:
             }
         )
         return page.embed_parts(said)
+
+
+def _parts_or_none(answer: Answer, key: str, read: Callable[[Answer], T]) -> tuple[T, ...]:
+    """As `Answer.parts`; nothing for null, or what an older device tool does not tell."""
+    return () if answer.document.get(key) is None else answer.parts(key, read)
 
 
 @dataclass(frozen=True, kw_only=True)

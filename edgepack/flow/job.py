@@ -28,6 +28,7 @@ from edgepack.compiler.limited import limits_for
 from edgepack.compiler.precision import COMPUTE, FULL, Precision
 from edgepack.compiler.settings import CompileSettings
 from edgepack.flow.exporters import read_exporter
+from edgepack.flow.monitor import make_monitor
 from edgepack.flow.optimize import GROWTH
 from edgepack.flow.own_program import check_loads
 from edgepack.flow.preprocess_diagnosis import find_mending
@@ -473,6 +474,7 @@ def package_job(job: Job, out: str | Path, *, progress: Progress = NO_PROGRESS) 
             if job.project.origins.get("tolerance", "default") == "default":
                 tolerance = max(tolerance, verified.tolerance)
         end_step()
+        monitor = make_monitor(job, progress=progress)
         runtime, tool = app.result(), device_tool.result()
     with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
         if job.board.is_static:
@@ -503,6 +505,7 @@ def package_job(job: Job, out: str | Path, *, progress: Progress = NO_PROGRESS) 
             source=origin_of(job.project.model),
             health=job.project.health,
             service=job.project.service,
+            monitor=monitor,
             hwcaps=gate.needed_hwcaps(
                 job.board, (compiled.library, runtime.app, *([on_cpu.library] if on_cpu else []))
             ),

@@ -11,6 +11,8 @@
                     without Winograd's algorithm; bounded: inputs of which nothing is broken
     [tune]          records: files of what was tuned on devices (default: tuning.jsonl, if there)
     [health]        timeout_s, max_latency_ms, max_memory_mb of the test on the device
+    [monitor]       images, window ...: photos that live input is compared with, see
+                    `edgepack.bundle.monitor`
     [service]       args, restart, watchdog_s, memory_mb, user: see `edgepack.service`
 
 Each value is the flag's, else the file's, else a default; `Project.origins` remembers.
@@ -42,6 +44,7 @@ from edgepack.bundle.manifest import (
     parse_health,
     parse_time,
 )
+from edgepack.bundle.monitor import Monitoring, take_monitoring
 from edgepack.bundle.service import Service, take_service
 from edgepack.bundle.verified import DEFAULT_TOLERANCE
 from edgepack.compiler.precision import COMPUTE, PRECISIONS, QUANTIZED
@@ -101,6 +104,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "health": DEFAULT_HEALTH,
     "service": None,
     "quantize": None,
+    "monitor": None,
 }
 
 
@@ -138,7 +142,7 @@ class Project:
     `records` are files of `flow.records`, by which kernels are made.
     `health`
     bounds the test there, `service` says how it runs when nobody is logged in. `quantize` is for
-    making a float model one on integers.
+    making a float model one on integers, `monitor` for what live input is compared with.
     `origins` says for each field "default", the project file, or the flag it is from.
     """
 
@@ -177,6 +181,7 @@ class Project:
     health: Health
     service: Service | None
     quantize: Quantizing | None
+    monitor: Monitoring | None
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def need_board(self) -> str:
@@ -379,6 +384,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     health = top.take_table("health", required=False)
     service = take_service(top)
     quantize = top.take_table("quantize", required=False)
+    monitor = top.take_table("monitor", required=False)
     top.finish()
     assert table is not None
 
@@ -388,6 +394,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     values["records"] = _take_records(path, tuning)
     values |= {"service": service, "health": parse_health(health) if health is not None else None}
     values["quantize"] = _read_quantize(quantize) if quantize is not None else None
+    values["monitor"] = _read_monitor(monitor) if monitor is not None else None
     values["shapes"] = _read_shapes(Table(shapes, file=path, path="shapes"), shapes)
     values["constants"] = _read_constants(Table(constants, file=path, path="set"), constants)
     values["states"] = _read_states(Table(states, file=path, path="states"), states)
@@ -536,6 +543,13 @@ def _read_quantize(table: Table) -> Quantizing:
         raise table.fail("budget", f"{budget} is not between 0 and 1")
     value = Quantizing(snr_db=table.take("snr_db", float, None), budget=budget, **folders)
     table.finish()
+    return value
+
+
+def _read_monitor(table: Table) -> Monitoring:
+    value = take_monitoring(table)
+    if value.images is not None:
+        _check_links(table, "images", value.images)
     return value
 
 
