@@ -23,6 +23,8 @@ from edgepack.cli.options import (
     add_release_version,
     add_sign,
     add_ssh,
+    port_number,
+    positive,
 )
 from edgepack.cli.transfer import add_transfer
 from edgepack.cli.trust import add_signers
@@ -62,6 +64,35 @@ def add(parser: argparse.ArgumentParser) -> None:
     truster = actions.add_parser(
         "trust", help="replace the list of signers that the devices accept"
     )
+    asker.add_argument(
+        "--from",
+        dest="source",
+        nargs=2,
+        metavar=("prometheus", "URL"),
+        help="what a Prometheus knows, instead of asking devices that cannot be reached",
+    )
+    teller = actions.add_parser(
+        "metrics", help="ask the devices again and again, and tell Prometheus on this machine"
+    )
+    teller.add_argument(
+        "--port", type=port_number, default=9840, metavar="N", help="on loopback (default: 9840)"
+    )
+    teller.add_argument(
+        "--every", type=positive, default=60, metavar="S", help="seconds (default: 60)"
+    )
+    teller.add_argument(
+        "--once", action="store_true", help="ask once, and print what Prometheus would get"
+    )
+    add_fleet(teller)
+    add_model(teller)
+    teller.add_argument(
+        "--parallel", type=positive, metavar="N", help="devices at once (default: 10)"
+    )
+    add_ssh(teller, timeout_s=ASKING_S)
+    ruler = actions.add_parser(
+        "rules", help="write alerts and configuration for Prometheus, and a Grafana dashboard"
+    )
+    ruler.add_argument("folder", type=Path, help="where; files that are there stay")
     for action, timeout_s in ((asker, ASKING_S), (goer_back, TESTING_S), (truster, LOCKING_S)):
         add_fleet(action)
         add_model(action)

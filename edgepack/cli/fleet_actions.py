@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from edgepack.base.errors import NothingThereError
+from edgepack.base.errors import NothingThereError, UsageError
 from edgepack.base.paths import default_root
 from edgepack.boards import load_boards
 from edgepack.cli.console import Console
@@ -46,6 +46,10 @@ from edgepack.fleet.report import FleetReport
 from edgepack.fleet.work import AskStatus, Connector, Deploy, Rollback, SetTrust, check_aliases
 
 _ALL = Share(value=100, percent=True)
+# One wave of all, whatever comes of any.
+_AT_ONCE = Settings(
+    canary=Share(value=0), waves=(_ALL,), max_failures=_ALL, max_failures_total=_ALL
+)
 
 
 def _plan(args: argparse.Namespace, console: Console) -> int:
@@ -115,15 +119,41 @@ def _carry_out(
 
 
 def _status(args: argparse.Namespace, console: Console) -> int:
+    if args.source is not None:
+        return _from_prometheus(args, console)
     fleet, given = _begin(args)
-    settings = Settings(
-        canary=Share(value=0),
-        waves=(_ALL,),
-        parallel=given.parallel,
-        max_failures=_ALL,
-        max_failures_total=_ALL,
-    )
+    settings = dataclasses.replace(_AT_ONCE, parallel=given.parallel)
     return _once(args, fleet, settings, AskStatus, console)
+
+
+def _from_prometheus(args: argparse.Namespace, console: Console) -> int:
+    from edgepack.fleet.from_prometheus import LookUp, ask_prometheus
+
+    kind, url = args.source
+    if kind != "prometheus":
+        raise UsageError(f"--from: unknown source: {kind}", hint="--from prometheus URL")
+    fleet = load_fleet(args.fleet)
+    known = ask_prometheus(url, release_of(args).name)
+    settings = dataclasses.replace(_AT_ONCE, parallel=10)
+    return _once(args, fleet, settings, lambda **_: LookUp(known=known), console)
+
+
+def _metrics(args: argparse.Namespace, console: Console) -> int:
+    from edgepack.cli.fleet_metrics import tell
+
+    fleet = load_fleet(args.fleet)
+    settings = dataclasses.replace(_AT_ONCE, parallel=settings_of(args, fleet).parallel)
+    allow_parallel(settings.parallel)
+    check_aliases(fleet.file, fleet.devices, ssh_options(args))
+    release = release_of(args)
+    devices, connect = _reach(args, fleet, release.board)
+    return tell(args, settings, devices, connect=connect, root=release.root, console=console)
+
+
+def _rules(args: argparse.Namespace, console: Console) -> int:
+    from edgepack.cli.fleet_metrics import write_rules
+
+    return write_rules(args.folder, console)
 
 
 def _trust(args: argparse.Namespace, console: Console) -> int:
@@ -226,5 +256,7 @@ ACTIONS: dict[str, Callable[[argparse.Namespace, Console], int]] = {
     "status": _status,
     "rollback": _rollback,
     "trust": _trust,
+    "metrics": _metrics,
+    "rules": _rules,
     "report": _report,
 }

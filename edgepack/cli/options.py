@@ -344,6 +344,17 @@ def of_memory(board: Board, size_bytes: int) -> str:
     return f"; {size_bytes / (board.memory_mb << 20):.1%} of {board.name}'s {board.memory_mb} MB"
 
 
+def port_number(text: str) -> int:
+    """A TCP port, or 0 for any that is free."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < 1 << 16:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port")
+    return value
+
+
 def positive(text: str) -> int:
     """The type of options that are a count."""
     if not text.isdecimal() or int(text) < 1:

@@ -360,6 +360,16 @@ def source(device: Device, root: str) -> ModelSource | None:
     )
 
 
+def metrics(device: Device, root: str) -> str:
+    """What it tells Prometheus, as it wrote it. Raises as `call`, UsageError for an older tool."""
+    try:
+        return _ask(device, root, "metrics").take("metrics", str)
+    except UsageError as error:
+        raise UsageError(
+            error.message, hint="an older device tool? `edgepack deploy` brings one that can"
+        ) from None
+
+
 def trust(device: Device, root: str) -> Trust:
     """Whose bundles it takes. Raises as `call`."""
     return Trust.read(_ask(device, root, "trust", "show"))
