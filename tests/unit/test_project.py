@@ -7,6 +7,7 @@ import pytest
 
 from edgepack.base.errors import ConfigError, UsageError
 from edgepack.bundle.manifest import Health
+from edgepack.bundle.monitor import Monitoring
 from edgepack.bundle.service import Service
 from edgepack.flow.project import Quantizing, default_name, load_project, project_name, read_labels
 from edgepack.postprocess.classes import Classes
@@ -77,6 +78,14 @@ max_latency_ms = 12.5
 [service]
 args = ["--watch", "/photos"]
 memory_mb = 200
+
+[monitor]
+images = "sub"
+most = 300
+window = 200
+interval_s = 60
+notice = 0.2
+alarm = 0.4
 """
 
 
@@ -127,6 +136,9 @@ def test_every_key(folder: Path) -> None:
     assert project.optimize == "size"
     assert project.precision == "float16"
     assert project.quantized == "int8"
+    assert project.monitor == Monitoring(
+        images=folder / "sub", most=300, window=200, interval_s=60, notice=0.2, alarm=0.4
+    )
     assert project.quantize == Quantizing(images=folder / "sub", snr_db=20, budget=0.05)
     assert not project.verify
     assert (project.compile_memory_mb, project.compile_cpu_s) == (4096, 900)
