@@ -157,6 +157,115 @@ def test_layers_of_all_kinds(tmp_path: Path, board: str, cpu: str, tolerance: fl
         assert not halves
 
 
+def transformer(
+    net: Builder,
+    tokens: int,
+    heads: int,
+    width: int,
+    *,
+    mask: str = "",
+    value: str = "x",
+    more: int = 0,
+) -> str:
+    """A block as exporters write it, of `heads` heads of `width` columns each, on `value`
+    [1, tokens, heads * width]; `mask` is added to the scores. Inside, it is twice as wide and
+    `more`."""
+    wide, high = heads * width, 2 * heads * width + more
+
+    def normal(value: str) -> str:
+        scale, shift = net.const(1 + net.random.random(wide), "float32"), net.weight(wide)
+        return net.op("LayerNormalization", value, scale, shift, axis=-1)
+
+    def linear(value: str, ins: int, outs: int) -> str:
+        return net.op("Add", net.op("MatMul", value, net.weight(ins, outs)), net.weight(outs))
+
+    def by_head(value: str, order: list[int]) -> str:
+        parts = net.const([1, tokens, heads, width], "int64")
+        return net.op("Transpose", net.op("Reshape", value, parts), perm=order)
+
+    inner = normal(value)
+    q, k, v = (
+        by_head(linear(inner, wide, wide), order)
+        for order in ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3])
+    )
+    scores = net.op("Div", net.op("MatMul", q, k), net.const(np.sqrt(width), "float32"))
+    if mask:
+        scores = net.op("Add", scores, mask)
+    merged = net.op("MatMul", net.op("Softmax", scores, axis=-1), v)
+    merged = net.op("Transpose", merged, perm=[0, 2, 1, 3])
+    merged = net.op("Reshape", merged, net.const([1, tokens, wide], "int64"))
+    value = net.op("Add", linear(merged, wide, wide), value)
+    inner = linear(normal(value), wide, high)
+    erf = net.op("Erf", net.op("Div", inner, net.const(np.sqrt(2), "float32")))
+    inner = net.op("Mul", inner, net.op("Add", erf, net.const(1.0, "float32")))
+    low = linear(net.op("Mul", inner, net.const(0.5, "float32")), high, wide)
+    return net.op("Add", low, value)
+
+
+OF_ROWS = {"attention", "norm", "product"}
+
+
+@every_target
+def test_transformers(tmp_path: Path, board: str, cpu: str, tolerance: float) -> None:
+    """Whole vectors of halves and not; a mask; what is read in float32 on the way."""
+    net = Builder(seed=8)
+    first = transformer(net, 19, 3, 16, value="a")
+    # 12 columns are no vectors of halves, and 52 none that Gelu could be done on in a pass.
+    second = transformer(net, 21, 2, 12, value="b", more=4)
+    # A decoder's mask, and a row of keys that are all masked: its powers are equal.
+    mask = np.triu(np.full((17, 17), -1e9, "float32"), 1)
+    mask[5] = -1e9
+    third = transformer(net, 17, 2, 8, mask=net.const(mask[None, None]), value="c")
+    cases = {"first": transformer(net, 19, 3, 16, value=first), "second": second, "third": third}
+    cases["picked"] = net.op("Gather", first, net.const(0, "int64"), axis=1)
+    cases["spread"] = net.op("Softmax", net.op("MatMul", third, net.weight(16, 203)), axis=-1)
+    inputs = {"a": (1, 19, 48), "b": (1, 21, 24), "c": (1, 17, 16)}
+    compiled = check(tmp_path, net, inputs, cases, (board, cpu, tolerance))
+    halves = [layer for layer in compiled.layers if layer.dtype == "float16"]
+    if board != "rasp5b":
+        assert not halves
+        return
+    assert {layer.rule for layer in halves} >= OF_ROWS | {"softmax"}
+    full = [layer for layer in compiled.layers if layer.rule in OF_ROWS and layer not in halves]
+    assert [(layer.rule, layer.shape[-1]) for layer in full] == [("attention", 12), ("product", 52)]
+    # Nothing is converted between the layers of a block, but for what comes in and goes out.
+    casts = [layer for layer in compiled.layers if "cast" in layer.kernel]
+    assert len([layer for layer in casts if layer.shape[-1] in (48, 96)]) == 3
+
+
+@pytest.mark.parametrize(("board", "cpu", "tolerance"), [A76])
+def test_a_query_of_a_decoder(tmp_path: Path, board: str, cpu: str, tolerance: float) -> None:
+    """Few queries, whose keys are read where they lie, of any number and width."""
+    net, shapes, cases = Builder(seed=9), {}, {}
+    for number, (heads, keys, width) in enumerate([(2, 37, 16), (3, 8, 24), (1, 100, 64)]):
+        names = [f"{part}{number}" for part in ("query", "keys", "values")]
+        for name, rows in zip(names, (1, keys, keys), strict=True):
+            shapes[name] = (1, heads, rows, width)
+        turned = net.op("Transpose", names[1], perm=[0, 1, 3, 2])
+        scores = net.op("Mul", net.op("MatMul", names[0], turned), net.const(0.2, "float32"))
+        cases[f"y{number}"] = net.op("MatMul", net.op("Softmax", scores, axis=-1), names[2])
+    compiled = check(tmp_path, net, shapes, cases, (board, cpu, tolerance))
+    made = [layer for layer in compiled.layers if layer.rule == "attention"]
+    assert [layer.dtype for layer in made] == ["float16"] * 3
+
+
+@pytest.mark.parametrize(("board", "cpu", "tolerance"), [A76])
+def test_scores_that_halves_cannot_hold(
+    tmp_path: Path, board: str, cpu: str, tolerance: float
+) -> None:
+    """They are found by a run, and computed in float32."""
+    net = Builder(seed=10)
+    big = net.op("Mul", "x", net.const(300.0, "float32"))
+    scores = net.op("MatMul", big, net.op("Transpose", big, perm=[0, 1, 3, 2]))
+    powers = net.op("Softmax", net.op("Mul", scores, net.const(1e-5, "float32")), axis=-1)
+    cases = {"y": net.op("MatMul", powers, "x")}
+    x = np.random.default_rng(3).normal(size=(1, 2, 24, 16)).astype("float32")
+    half = Precision(name="float16", samples=([x],))
+    compiled = check(tmp_path, net, {"x": x.shape}, cases, (board, cpu, tolerance), half)
+    made = [layer for layer in compiled.layers if layer.rule == "attention"]
+    assert [(layer.dtype, bool(layer.exact)) for layer in made] == [("float32", True)]
+
+
 @pytest.mark.parametrize(("board", "cpu", "tolerance"), [A76])
 def test_layers_that_stay_float32(tmp_path: Path, board: str, cpu: str, tolerance: float) -> None:
     """What overflows is found by a run; conversions are put around it."""

@@ -36,6 +36,7 @@ from edgepack.kernels.rules.rule import LayerKernel, RowsSite, Rule, product
 from edgepack.kernels.rules.table import pack, unpack
 from edgepack.kernels.signature import signature_of
 from edgepack.kernels.tiles.cpu import cpu_model
+from edgepack.kernels.tiles.element import FLOAT16
 from edgepack.kernels.tiles.layout import Blocked
 from edgepack.kernels.value import Origin, Value
 
@@ -122,6 +123,8 @@ class _Emitter:
         # Where each value is, in the new function: plain as the model has it, or blocked.
         self.plain: dict[Value, relax.Expr] = {}
         self.blocked: dict[Value, relax.Expr] = {}
+        # Plain ones in half precision.
+        self.halves: dict[Value, relax.Expr] = {}
         self.originals = {twin: value for value, twin in placement.twins.items()}
         # Transpositions to channels first whose results are read in the blocked layout, which is
         # packed from what they transpose; they are done only if anything else reads them.
@@ -147,6 +150,9 @@ class _Emitter:
             expression = self.placement.values.expressions[value]
             if value in self.placement.layouts and _order(expression) in _TO_FIRST:
                 self.turned[value] = expression
+            elif layer.is_reshape and self.placement.root(layer.inputs[0]) in self.halves:
+                source = self._as_rows(layer.inputs[0], FLOAT16.name)
+                self.halves[value] = self.builder.emit(view(source, value.shape))
             else:
                 self.plain[value] = self._by_tvm(value, expression)
         elif placed.alias is not None:
@@ -193,7 +199,10 @@ class _Emitter:
         made = self._call(
             rule.name,
             rule.make(site),
-            [self.builder.emit(view(self._plain(value), rows.shape)) for value, rows in seen],
+            [
+                self.builder.emit(view(self._as_rows(value, rows.dtype), rows.shape))
+                for value, rows in seen
+            ],
             output.shape,
             dtype,
             layer=layer,
@@ -206,7 +215,8 @@ class _Emitter:
             made = self._call(LAYOUT, kernel, [made], shape, dtype, shown=shape)
         elif product(output.shape) == layer.output.size:
             made = self.builder.emit(view(made, shape))
-        self.plain[layer.output] = made
+        in_halves = not isinstance(output, Blocked) and output.dtype != layer.output.dtype
+        (self.halves if in_halves else self.plain)[layer.output] = made
 
     def _shared(self, layer: Layer, rule: Rule, alias: ViewAt | JointOf) -> relax.Call:
         """A result that shares its inputs' bytes."""
@@ -322,6 +332,9 @@ class _Emitter:
             self.plain[root] = self._by_tvm(root, self.turned[root])
             return self._plain(value)
         twin = self.placement.twins.get(root)
+        if root in self.halves and root not in self.blocked and root not in self.plain:
+            self.plain[root] = self.builder.emit(relax.op.astype(self.halves[root], root.dtype))
+            return self._plain(value)
         if root not in self.blocked and root not in self.plain:
             # Made as its twin, or as what it is the twin of.
             other = twin if twin is not None else self.originals[root]
@@ -338,6 +351,19 @@ class _Emitter:
             made = self.builder.emit(view(self.plain[root], shape))
         self.plain[value] = made
         return made
+
+    def _as_rows(self, value: Value, dtype: str) -> relax.Expr:
+        """A value as the model has it, in half precision if it is wanted so."""
+        if dtype == value.dtype or dtype != FLOAT16.name:
+            return self._plain(value)
+        if value not in self.halves:
+            root = self.placement.root(value)
+            if root in self.halves:
+                made = view(self.halves[root], value.shape)
+            else:
+                made = relax.op.astype(self._plain(value), dtype)
+            self.halves[value] = self.builder.emit(made)
+        return self.halves[value]
 
     def _is_only_blocked(self, value: Value) -> bool:
         """Whether a value, with its channels first, would have to be unpacked."""

@@ -31,11 +31,15 @@ from edgepack.compiler.settings import DEFAULTS, CompileSettings
 from edgepack.kernels.choices import Choices, Way
 from edgepack.kernels.integer import IntegerOperator
 from edgepack.kernels.layer import (
+    Attention,
     Conversion,
     Convolution,
     Layer,
+    Norm,
     Plain,
     Resampling,
+    RowProduct,
+    Softmax,
     View,
 )
 from edgepack.kernels.rules.rule import LayerSite, RowsSite, Rule, product
@@ -124,8 +128,8 @@ def place_layers(
     rules = settings.tried
     read = read_layers(
         main,
-        # There are products of rows with whole weights only.
-        matrices_in_rows=not settings.precision.is_half,
+        # Products of rows store weights as they compute.
+        matrices_in_rows=not settings.precision.is_half or cpu.computes(FLOAT16),
         whole_attentions=any(rule.in_place_of_queries for rule in rules),
     )
     cpu = replace(
@@ -205,7 +209,8 @@ class _Placing:
     def _arranged(self, some: Sequence[Layer]) -> _Arranged:
         turned = turn(fuse(some, self.outputs), self.outputs, self.cpu)
         made = [
-            _with_precision(layer, self.settings.precision, self.cpu) for layer in turned.layers
+            _with_precision(layer, self.settings.precision, self.rules, self.cpu)
+            for layer in turned.layers
         ]
         made = with_small_tiles(made, self.inputs, self.settings.precision)
         whole = {*self.outputs, *map(turned.now, self.outputs)}
@@ -328,10 +333,10 @@ def _in_rows(
     """A layer that no rule of images takes, as a whole if there is a rule for that, else the layers
     that it was read from."""
     rule = rule_of_rows(layer, rules, cpu)
-    parts = [read.each[value] for value in layer.computes if value in read.each]
-    if rule is not None and [part.operator for part in parts] != [layer.operator]:
+    if rule is not None:
         yield PlacedLayer(layer=layer, rule=rule)
     else:
+        parts = (read.each[value] for value in layer.computes if value in read.each)
         for part in parts:
             yield PlacedLayer(layer=part, rule=rule_of_rows(part, rules, cpu))
 
@@ -374,25 +379,38 @@ def _on_roots(layer: Layer, roots: Mapping[Value, Value]) -> Layer:
 # ------------------------------------------------ precision
 
 
-def _with_precision(layer: Layer, precision: Precision, cpu: CpuModel) -> Layer:
+def _with_precision(
+    layer: Layer, precision: Precision, rules: Sequence[Rule], cpu: CpuModel
+) -> Layer:
     """The layer in half precision, as far as the CPU can and its values allow."""
-    if isinstance(layer.operator, Plain | IntegerOperator):
+    operator, of_rows = layer.operator, isinstance(layer.operator, Plain)
+    halves = precision.is_half and cpu.computes(FLOAT16)
+    if isinstance(operator, IntegerOperator) or (
+        of_rows and not (halves and isinstance(operator, _OF_ROWS))
+    ):
         return layer
     if not precision.is_half:
         why = _reason(layer, precision.floats or {})
         return replace(layer, exact=why) if why else layer
-    element = FLOAT16 if cpu.computes(FLOAT16) else FLOAT32
+    element = FLOAT16 if halves else FLOAT32
     why = ""
-    if isinstance(layer.operator, Convolution):
-        parts = (layer.operator.weight, layer.operator.bias)
+    if isinstance(operator, Convolution | RowProduct):
+        parts = (operator.weight, operator.bias)
         misfits = (misfit(part) for part in parts if part is not None and part.any())
         why = next((f"a weight {text}" for text in misfits if text), "")
     if element == FLOAT16:
         why = why or _reason(layer, precision.exact)
     if why:
         return replace(layer, exact=why)
-    most = _told(layer, precision.winograd) if element == FLOAT16 else None
+    if of_rows:
+        half = replace(layer, element=element, weights=element)
+        return layer if rule_of_rows(half, rules, cpu) is None else half
+    most = _told(layer, precision.winograd) if halves else None
     return replace(layer, element=element, weights=FLOAT16, most_results=most)
+
+
+# Layers of rows that have kernels in half precision.
+_OF_ROWS = (Attention, Norm, RowProduct, Softmax)
 
 
 def _reason(layer: Layer, reasons: Mapping[str, str]) -> str:

@@ -31,12 +31,21 @@ from edgepack.kernels.tiles.element import FLOAT32
 from edgepack.kernels.tiles.epilogue import Epilogue
 from edgepack.kernels.tiles.layout import Blocked, Image
 from edgepack.kernels.tiles.partition import BUSY_BY_PIECES, busy, worth_sharing
-from edgepack.kernels.tiles.product import ProductLoops, Shape, Window, chosen_of, rank_tiles
+from edgepack.kernels.tiles.product import (
+    ProductLoops,
+    Shape,
+    Window,
+    chosen_of,
+    rank_tiles,
+    type_of_sums,
+)
 
 # What the rule is called that makes both kernels of attention.
 NAME = "attention"
-# What there are kernels for.
+# Of sums of powers, and the arithmetic on scores.
 ELEMENT = FLOAT32
+# Less than this is as good as minus infinity to a mask, and a half can hold it.
+_LEAST = -60000.0
 # Of powers, which are a dozen operations that wait for each other, as few as fit 16 registers.
 _EXPONENTIALS = 2
 # Instructions for a score besides the products: its power and both passes.
@@ -112,6 +121,7 @@ class AttentionKernel:
         assert isinstance(site.output, Rows)
         self.attention, self.cpu, self.room = site.layer.operator, site.cpu, site.layer.room
         self.chosen = site.chosen(NAME) or Way(rule=NAME)
+        self.element = site.layer.element
         self.inputs, self.out_size = site.inputs, product(site.output.shape)
 
     # ------------------------------------------------ extents
@@ -145,7 +155,7 @@ class AttentionKernel:
 
     def _layout(self, rows: int, channels: int, block: int) -> Blocked:
         return Blocked(
-            element=ELEMENT, batch=1, channels=channels, height=1, width=rows, block=block
+            element=self.element, batch=1, channels=channels, height=1, width=rows, block=block
         )
 
     def _ranked(self, rows: int, depth: int, columns: int, lanes: int) -> list[tile.RegisterTile]:
@@ -156,14 +166,14 @@ class AttentionKernel:
     def score_lanes(self) -> int:
         """Scores of a vector: of the cheapest tiles."""
         return min(
-            self.cpu.lanes(ELEMENT),
+            self.cpu.lanes(self.element),
             key=lambda lanes: self._ranked(self.rows, self.depth, self.keys, lanes)[0].cycles,
         )
 
     @cached_property
     def lanes(self) -> int:
         """Results of a vector: the most of which a row is a multiple."""
-        return max(lanes for lanes in self.cpu.lanes(ELEMENT) if self.width % lanes == 0)
+        return max(lanes for lanes in self.cpu.lanes(self.element) if self.width % lanes == 0)
 
     @cached_property
     def row_size(self) -> int:
@@ -175,7 +185,7 @@ class AttentionKernel:
         has room for, but whole tiles; the fewest that need no more turns, which `share` cores can
         share."""
         pixels = self._ranked(self.rows, self.depth, self.keys, self.score_lanes)[0].pixels
-        fitting = self.cpu.l1_bytes // 2 // (self.row_size * ELEMENT.bytes)
+        fitting = self.cpu.l1_bytes // 2 // (self.row_size * self.element.bytes)
         turns = -(-self.rows // max(pixels, fitting // pixels * pixels))
         each = -(-self.rows // (-(-turns // share) * share))
         return min(self.rows, -(-each // pixels) * pixels if share == 1 else each)
@@ -211,7 +221,7 @@ class AttentionKernel:
 
     def _scratch_bytes(self, shares: _Shares) -> int:
         scores = shares.slots * shares.block * (self.row_size + 1)
-        return ELEMENT.bytes * (shares.packed * sum(self._panels_of_head) + scores)
+        return self.element.bytes * (shares.packed * sum(self._panels_of_head) + scores)
 
     @property
     def block(self) -> int:
@@ -221,7 +231,7 @@ class AttentionKernel:
     @cached_property
     def _products(self) -> tuple[Shape, Shape]:
         """Of queries and keys, and of scores and values."""
-        narrow = self.cpu.narrowest(ELEMENT)
+        narrow = self.cpu.narrowest(self.element)
         return (
             self._shape(self.depth, narrow, self.keys, self.score_lanes),
             self._shape(self.keys, narrow, self.width, self.lanes),
@@ -245,7 +255,7 @@ class AttentionKernel:
         cycles = sum(item.cycles for item in self._tiles(block)) * self.heads
         cycles *= -(-self.rows // block)
         scores = self.heads * self.rows * self.row_size
-        power = PER_SCORE * scores / self.cpu.rate(ELEMENT, self.score_lanes)
+        power = PER_SCORE * scores / self.cpu.rate(self.element, self.score_lanes)
         return cycles + power / self.score_lanes
 
     def _shape(self, depth: int, in_block: int, columns: int, lanes: int) -> Shape:
@@ -257,7 +267,7 @@ class AttentionKernel:
             out_blocks=-(-columns // lanes),
             lanes=lanes,
             kernel=(1, 1),
-            element=ELEMENT,
+            element=self.element,
         )
 
     # ------------------------------------------------ the kernel
@@ -266,7 +276,7 @@ class AttentionKernel:
         """The kernel's inputs and constants."""
         masks = self.attention.masks
         buffers = tuple(
-            tir.buffer(f"input{i}", seen.shape, ELEMENT.name) for i, seen in enumerate(self.inputs)
+            tir.buffer(f"input{i}", seen.shape, seen.dtype) for i, seen in enumerate(self.inputs)
         )
         known = [mask.source for mask in masks if isinstance(mask.source, np.ndarray)]
         constants = [np.ascontiguousarray(value).ravel() for value in known]
@@ -314,15 +324,16 @@ class AttentionKernel:
         blocks = -(-self.rows // self.block)
         slots, packed = shares.slots, shares.packed
         zeros = max(scoring.out_blocks * self.score_lanes, weighing.out_blocks * self.lanes)
-        constants.append(np.zeros(zeros, ELEMENT.accumulator))
+        sums = type_of_sums(self.element, self.cpu)
+        constants.append(np.zeros(zeros, sums))
         room = Packed(
             buffers=given.buffers,
             masks=given.masks,
-            bias=tir.buffer("bias", (zeros,), ELEMENT.accumulator),
-            out=tir.buffer("out", (self.out_size,), ELEMENT.name),
-            keys=tir.buffer("keys", (packed * sizes[0],), ELEMENT.name),
-            values=tir.buffer("values", (packed * sizes[1],), ELEMENT.name),
-            scores=tir.buffer("scores", (slots * self.block * self.row_size,), ELEMENT.name),
+            bias=tir.buffer("bias", (zeros,), sums),
+            out=tir.buffer("out", (self.out_size,), self.element.name),
+            keys=tir.buffer("keys", (packed * sizes[0],), self.element.name),
+            values=tir.buffer("values", (packed * sizes[1],), self.element.name),
+            scores=tir.buffer("scores", (slots * self.block * self.row_size,), self.element.name),
             sums=tir.buffer("sums", (slots * self.block,), ELEMENT.name),
             shapes=(scoring, weighing),
             tiles=tiles,
@@ -410,7 +421,7 @@ class AttentionKernel:
     ) -> tir.Stmt:
         """`count` queries of a head from `first` on, whose keys and values are packed at `place`;
         scores go to `slot`."""
-        attention, narrow = self.attention, self.cpu.narrowest(ELEMENT)
+        attention, narrow = self.attention, self.cpu.narrowest(self.element)
         queries, result = attention.queries.places, self.result
         row = slot * self.block
         scores = row * self.row_size
@@ -490,7 +501,7 @@ class AttentionKernel:
         # Powers of 2, of scores that are scaled on the way.
         factor = 1 / math.log(2) * (self.attention.scale if self._scales_last else 1)
         most: tirx.Expr = infinity
-        for start, lanes, count in rows.pieces(self.keys, self.cpu.lanes(ELEMENT)):
+        for start, lanes, count in rows.pieces(self.keys, self.cpu.lanes(self.element)):
 
             def one(
                 index: tir.Expr, inside: tir.Names, start: int = start, lanes: int = lanes
@@ -500,17 +511,15 @@ class AttentionKernel:
             found = rows.gathered(names, count, lanes, float("-inf"), tirx.max, one)
             most = names.bind("most", tirx.max(most, found))
         for i in range(self.keys, self.row_size):
-            names.add(tir.store(room.scores, infinity, [at + i]))
+            names.add(self.put(room, infinity, at + i))
         lanes = self.score_lanes
 
         def power(index: tir.Expr, inside: tir.Names) -> tirx.Expr:
-            place = [at + index * lanes]
-            less = inside.bind(
-                "less", tir.load(room.scores, place, lanes) - tir.spread(most, lanes)
-            )
+            place = at + index * lanes
+            less = inside.bind("less", self.get(room, place, lanes) - tir.spread(most, lanes))
             scope = functions.Scope(lanes, lambda value: inside.bind("e", value))
             value = inside.bind("power", functions.power_of_two(less * scope.c(factor), scope))
-            inside.add(tir.store(room.scores, value, place, lanes))
+            inside.add(self.put(room, value, place, lanes))
             return value
 
         count = self.row_size // lanes
@@ -538,7 +547,7 @@ class AttentionKernel:
         """Scores from a key on, scaled and masked, which are stored if they have changed."""
         masks = self.attention.masks
         scale = 1.0 if self._scales_last else self.attention.scale
-        value = names.bind("score", tir.load(room.scores, [at + key], lanes))
+        value = names.bind("score", self.get(room, at + key, lanes))
         if scale != 1:
             value = names.bind("scaled", value * tir.number(scale, ELEMENT.name, lanes))
         for mask, buffer in zip(reversed(masks), reversed(room.masks), strict=True):
@@ -548,9 +557,21 @@ class AttentionKernel:
             else:
                 other = tir.spread(tir.load(buffer, [place]), lanes)
             value = names.bind("masked", value + other)
+        if masks and self.element != ELEMENT:
+            # A row whose keys are all masked has equal powers, as the model would make it.
+            least = tir.number(_LEAST, ELEMENT.name, lanes)
+            value = names.bind("held", tirx.Select(value < least, least, value))  # NaN stays
         if scale != 1 or masks:
-            names.add(tir.store(room.scores, value, [at + key], lanes))
+            names.add(self.put(room, value, at + key, lanes))
         return value
+
+    def get(self, room: Room, at: tir.Expr, lanes: int = 1) -> tirx.Expr:
+        """Scores, in float32."""
+        return tir.cast(tir.load(room.scores, [at], lanes), ELEMENT.name)
+
+    def put(self, room: Room, value: tirx.Expr, at: tir.Expr, lanes: int = 1) -> tir.Stmt:
+        """Keep scores."""
+        return tir.store(room.scores, tir.cast(value, self.element.name), [at], lanes)
 
     # ------------------------------------------------ packing
 

@@ -44,8 +44,8 @@ class FewQueries(AttentionKernel):
     def score_lanes(self) -> int:
         """Elements of a vector of a key, and scores of one: the most of which a key is a multiple,
         or a narrow one beside which single elements are left."""
-        fitting = (lanes for lanes in self.cpu.lanes(ELEMENT) if self.depth % lanes == 0)
-        return max(fitting, default=self.cpu.narrowest(ELEMENT))
+        fitting = (lanes for lanes in self.cpu.lanes(self.element) if self.depth % lanes == 0)
+        return max(fitting, default=self.cpu.narrowest(self.element))
 
     @property
     def together(self) -> int:
@@ -77,8 +77,9 @@ class FewQueries(AttentionKernel):
     def _cycles(self) -> float:
         scores, cpu = self._scores_of_all, self.cpu
         loads = scores * (self.depth / self.score_lanes + self.width / self.lanes)
-        cycles = loads / min(cpu.rate(ELEMENT, self.score_lanes), cpu.loads_per_cycle)
-        return cycles + PER_SCORE * scores / cpu.rate(ELEMENT, self.score_lanes) / self.score_lanes
+        rate = cpu.rate(self.element, self.score_lanes)
+        cycles = loads / min(rate, cpu.loads_per_cycle)
+        return cycles + PER_SCORE * scores / rate / self.score_lanes
 
     def kernel(self) -> LayerKernel:
         """The kernel; its scratch are a row of scores and its sum for each core."""
@@ -89,8 +90,8 @@ class FewQueries(AttentionKernel):
         room = Room(
             buffers=given.buffers,
             masks=given.masks,
-            out=tir.buffer("out", (product(self.attention.result.shape),), ELEMENT.name),
-            scores=tir.buffer("scores", (slots * self.row_size,), ELEMENT.name),
+            out=tir.buffer("out", (product(self.attention.result.shape),), self.element.name),
+            scores=tir.buffer("scores", (slots * self.row_size,), self.element.name),
             sums=tir.buffer("sums", (slots,), ELEMENT.name),
         )
 
@@ -151,9 +152,9 @@ class FewQueries(AttentionKernel):
 
         def step(k: tir.Expr) -> tir.Stmt:
             inside = tir.Names()
-            part = inside.bind("query", tir.load(query, [first + k * lanes], lanes))
+            part = inside.bind("query", _wide(query, first + k * lanes, lanes))
             for dot, start in zip(sums, starts, strict=True):
-                key = tir.load(rows, [start + k * lanes], lanes)
+                key = _wide(rows, start + k * lanes, lanes)
                 inside.add(dot.set(dot.get() + part * key))
             return inside.done()
 
@@ -165,12 +166,12 @@ class FewQueries(AttentionKernel):
         left = range(self.depth // lanes * lanes, self.depth)
         for i in range(0, len(keys), lanes):
             found = tir.sums_of_lanes(names, [dot.get() for dot in sums[i : i + lanes]])
-            names.add(tir.store(room.scores, found, [to + i], lanes))
+            names.add(self.put(room, found, to + i, lanes))
         for i, start in enumerate(starts if left else ()):
-            score = tir.load(room.scores, [to + i])
+            score = self.get(room, to + i)
             for k in left:
-                score = score + tir.load(query, [first + k]) * tir.load(rows, [start + k])
-            names.add(tir.store(room.scores, score, [to + i]))
+                score = score + _wide(query, first + k) * _wide(rows, start + k)
+            names.add(self.put(room, score, to + i))
         return names.done()
 
     # ------------------------------------------------ values
@@ -212,10 +213,10 @@ class FewQueries(AttentionKernel):
 
         def add(key: tir.Expr, kept: Sequence[tir.Local]) -> tir.Stmt:
             inside = tir.Names()
-            score = inside.bind("weight", tir.load(room.scores, [at + key]))
+            score = inside.bind("weight", self.get(room, at + key))
             weight = inside.bind("weights", tir.spread(score, lanes)) if lanes > 1 else score
             for j, total in enumerate(kept):
-                value = tir.load(values, [start + key * step + j * lanes], lanes)
+                value = _wide(values, start + key * step + j * lanes, lanes)
                 inside.add(total.set(total.get() + weight * value))
             return inside.done()
 
@@ -238,6 +239,11 @@ class FewQueries(AttentionKernel):
             value = sums[0][j].get()
             for kept in sums[1:]:
                 value = value + kept[j].get()
-            scaled = value * tir.spread(share, lanes)
+            scaled = tir.cast(value * tir.spread(share, lanes), self.element.name)
             names.add(tir.store(room.out, scaled, [answer + j * lanes], lanes))
         return names.done()
+
+
+def _wide(buffer: tirx.Buffer, at: tir.Expr, lanes: int = 1) -> tirx.Expr:
+    """Elements in float32."""
+    return tir.cast(tir.load(buffer, [at], lanes), ELEMENT.name)

@@ -23,16 +23,21 @@ from edgepack.kernels.layer import Layer, RowProduct
 from edgepack.kernels.rules.rule import LayerKernel, Rows, RowsSite, Rule
 from edgepack.kernels.tiles import arm, micro, tile, tir
 from edgepack.kernels.tiles.cpu import CpuModel
-from edgepack.kernels.tiles.element import FLOAT32
+from edgepack.kernels.tiles.element import Element
 from edgepack.kernels.tiles.epilogue import Epilogue
 from edgepack.kernels.tiles.expression import Expression
 from edgepack.kernels.tiles.layout import Blocked, pack_channels
 from edgepack.kernels.tiles.matrix import Matrix
 from edgepack.kernels.tiles.partition import worth_sharing
-from edgepack.kernels.tiles.product import ProductLoops, Shape, Window, chosen_of, rank_tiles
+from edgepack.kernels.tiles.product import (
+    ProductLoops,
+    Shape,
+    Window,
+    chosen_of,
+    rank_tiles,
+    type_of_sums,
+)
 
-# What there are kernels for.
-_ELEMENT = FLOAT32
 # Fewer rows are over before a panel is packed.
 _FEWEST_ROWS = 4
 
@@ -42,9 +47,8 @@ def takes(layer: Layer, cpu: CpuModel) -> bool:
     operator = layer.operator
     if not isinstance(operator, RowProduct):
         return False
-    if operator.rows < _FEWEST_ROWS or min(operator.depth, operator.columns) < cpu.narrowest(
-        _ELEMENT
-    ):
+    narrowest = cpu.narrowest(layer.element)
+    if operator.rows < _FEWEST_ROWS or min(operator.depth, operator.columns) < narrowest:
         return False
     if operator.left_at is not None and operator.batch > 1:
         return False
@@ -56,12 +60,12 @@ def rows_of(layer: Layer, cpu: CpuModel) -> RowsSite:
     operator = layer.operator
     assert isinstance(operator, RowProduct)
     step = operator.left_at.step if operator.left_at else operator.depth
-    right = (operator.depth, operator.columns)
-    inputs = [Rows(shape=(operator.left_batch, operator.rows, step))]
+    right, dtype = (operator.depth, operator.columns), layer.element.name
+    inputs = [Rows(shape=(operator.left_batch, operator.rows, step), dtype=dtype)]
     if operator.weight is None:
         sizes = right[::-1] if operator.transposed else right
-        inputs.append(Rows(shape=(operator.right_batch, *sizes)))
-    made = Rows(shape=(operator.batch, operator.rows, operator.columns))
+        inputs.append(Rows(shape=(operator.right_batch, *sizes), dtype=dtype))
+    made = Rows(shape=(operator.batch, operator.rows, operator.columns), dtype=dtype)
     return RowsSite(
         layer=layer,
         inputs=tuple(inputs),
@@ -118,6 +122,11 @@ class _ProductKernel:
         return self.layer.operator
 
     @property
+    def element(self) -> Element:
+        """Of both matrices and the result."""
+        return self.layer.element
+
+    @property
     def expression(self) -> Expression:
         """What is done to each result."""
         return self.layer.expression
@@ -135,8 +144,8 @@ class _ProductKernel:
         the other one has finished, if that is done in a pass over what is stored already.
         """
         columns = self.sizes.columns
-        fitting = [lanes for lanes in self.cpu.lanes(_ELEMENT) if lanes <= columns]
-        if arm.micro_kernel(self.cpu, _ELEMENT) is None:
+        fitting = [lanes for lanes in self.cpu.lanes(self.element) if lanes <= columns]
+        if arm.micro_kernel(self.cpu, self.element) is None:
             in_a_pass = Epilogue(self._layout(1, 1), self.expression).is_long
         else:
             in_a_pass = micro.assembly_epilogue(self.expression) is None
@@ -164,7 +173,7 @@ class _ProductKernel:
         sizes, cpu = self.sizes, self.cpu
         weight, layer = sizes.weight, self.layer
         lanes = self.lanes
-        source = self._layout(sizes.depth, cpu.narrowest(_ELEMENT))
+        source = self._layout(sizes.depth, cpu.narrowest(self.element))
         target = self._layout(sizes.columns, lanes)
         shape = Shape(
             groups=1,
@@ -174,7 +183,7 @@ class _ProductKernel:
             out_blocks=target.blocks,
             lanes=lanes,
             kernel=(1, 1),
-            element=_ELEMENT,
+            element=self.element,
         )
         chosen = chosen_of(self.tiles(lanes), site.chosen(RULE.name))
         cycles = chosen.cycles * sizes.batch
@@ -186,19 +195,20 @@ class _ProductKernel:
 
         assert isinstance(site.output, Rows)
         left, *rights = (
-            tir.buffer(name, seen.shape, _ELEMENT.name)
+            tir.buffer(name, seen.shape, self.element.name)
             for name, seen in zip(("left", "right"), site.inputs, strict=False)
         )
-        out = tir.buffer("out", site.output.shape, _ELEMENT.name)
+        out = tir.buffer("out", site.output.shape, self.element.name)
         kept = 1 if weight is not None or not by_batch else sizes.batch
-        weights = tir.buffer("weights", (kept * size,), _ELEMENT.name)
-        bias = tir.buffer("bias", (target.blocks * lanes,), _ELEMENT.accumulator)
+        weights = tir.buffer("weights", (kept * size,), self.element.name)
+        sums = type_of_sums(self.element, cpu)
+        bias = tir.buffer("bias", (target.blocks * lanes,), sums)
         others = [
-            tir.buffer(f"operand{i}", seen.shape, _ELEMENT.name)
+            tir.buffer(f"operand{i}", seen.shape, self.element.name)
             for i, seen in enumerate(site.operands)
         ]
         per_column = [
-            tir.buffer(f"constant{i}", (target.blocks * lanes,), _ELEMENT.name)
+            tir.buffer(f"constant{i}", (target.blocks * lanes,), self.element.accumulator)
             for i in range(len(layer.constants))
         ]
         functions = micro.AssemblyFunctions()
@@ -261,7 +271,7 @@ class _ProductKernel:
             in_place = [(item, out) for item in others] if finishes else []
             return tir.function(arguments, functions.imported(body), in_place=in_place)
 
-        constants = [by_column(sizes.bias), *map(by_column, layer.constants)]
+        constants = [by_column(sizes.bias).astype(sums), *map(by_column, layer.constants)]
         if weight is not None:
             constants.insert(0, self._packed(weight, chosen, lanes))
         turned = "t" if sizes.transposed else ""
@@ -276,7 +286,7 @@ class _ProductKernel:
 
     def _layout(self, channels: int, block: int) -> Blocked:
         return Blocked(
-            element=_ELEMENT,
+            element=self.element,
             batch=1,
             channels=channels,
             height=1,
@@ -293,7 +303,7 @@ class _ProductKernel:
                 first = min(start, self.sizes.columns - wide)
                 panels.append(value[:, first : first + wide].ravel())
                 start += wide
-        return np.concatenate(panels)
+        return np.concatenate(panels).astype(self.element.name)
 
     def _pack(
         self,

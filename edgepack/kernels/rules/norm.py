@@ -16,7 +16,7 @@ from edgepack.kernels.layer import Layer, Norm
 from edgepack.kernels.rules.rule import LayerKernel, Rows, RowsSite, Rule
 from edgepack.kernels.tiles import rows, tir
 from edgepack.kernels.tiles.cpu import CpuModel
-from edgepack.kernels.tiles.element import FLOAT32
+from edgepack.kernels.tiles.element import FLOAT32, Element
 from edgepack.kernels.tiles.partition import worth_sharing
 
 # Shorter rows are over before their vectors are added up (a guess).
@@ -36,7 +36,7 @@ def rows_of(layer: Layer, cpu: CpuModel) -> RowsSite:
     """Rows, read and written."""
     operator = layer.operator
     assert isinstance(operator, Norm)
-    matrix = Rows(shape=(operator.rows, operator.size))
+    matrix = Rows(shape=(operator.rows, operator.size), dtype=layer.element.name)
     return RowsSite(layer=layer, inputs=(matrix,), output=matrix, cpu=cpu)
 
 
@@ -45,7 +45,7 @@ def make(site: RowsSite) -> LayerKernel:
     assert isinstance(site.layer.operator, Norm)
     chosen = site.chosen(RULE.name)
     together = rows.side_by_side(chosen, usual=rows.SIDE_BY_SIDE, most=_MOST)
-    return _NormKernel(site.layer.operator, site.cpu, together).kernel()
+    return _NormKernel(site.layer.operator, site.layer.element, site.cpu, together).kernel()
 
 
 def ways(site: RowsSite) -> list[Ranked]:
@@ -64,15 +64,16 @@ def _cycles(norm: Norm, cpu: CpuModel) -> float:
 
 
 class _NormKernel:
-    def __init__(self, norm: Norm, cpu: CpuModel, together: int) -> None:
+    def __init__(self, norm: Norm, element: Element, cpu: CpuModel, together: int) -> None:
+        self.element = element
         self.cycles, self.together = _cycles(norm, cpu), together
         self.rows, self.size, self.epsilon = norm.rows, norm.size, norm.epsilon
         self.scale, self.shift, self.cpu = norm.scale, norm.shift, cpu
 
     def kernel(self) -> LayerKernel:
         """The kernel."""
-        source = tir.buffer("source", (self.rows, self.size), FLOAT32.name)
-        target = tir.buffer("target", (self.rows, self.size), FLOAT32.name)
+        source = tir.buffer("source", (self.rows, self.size), self.element.name)
+        target = tir.buffer("target", (self.rows, self.size), self.element.name)
         constants = [self.scale] if self.shift is None else [self.scale, self.shift]
         given = [
             tir.buffer(f"constant{i}", (self.size,), FLOAT32.name) for i in range(len(constants))
@@ -117,11 +118,11 @@ class _NormKernel:
         share = names.bind("share", tir.number(1.0, FLOAT32.name) / tirx.sqrt(variance + epsilon))
 
         def scaled(first: tir.Expr, lanes: int) -> tir.Stmt:
-            value = centred(tir.load(source, [row, first], lanes), lanes)
+            value = centred(self._load(source, row, first, lanes), lanes)
             value = value * tir.spread(share, lanes) * tir.load(given[0], [first], lanes)
             if self.shift is not None:
                 value = value + tir.load(given[1], [first], lanes)
-            return tir.store(target, value, [row, first], lanes)
+            return tir.store(target, tir.cast(value, self.element.name), [row, first], lanes)
 
         for start, lanes, count in rows.pieces(self.size, self.cpu.lanes(FLOAT32)):
 
@@ -130,6 +131,9 @@ class _NormKernel:
 
             names.add(tir.loop_of("vector", count, one))
         return names.done()
+
+    def _load(self, source: tirx.Buffer, row: tir.Expr, first: tir.Expr, lanes: int) -> tirx.Expr:
+        return tir.cast(tir.load(source, [row, first], lanes), FLOAT32.name)
 
     def _mean(
         self,
@@ -145,7 +149,7 @@ class _NormKernel:
             def one(
                 index: tir.Expr, inside: tir.Names, start: int = start, lanes: int = lanes
             ) -> tirx.Expr:
-                element = tir.load(source, [row, start + index * lanes], lanes)
+                element = self._load(source, row, start + index * lanes, lanes)
                 return value(inside.bind("x", element), lanes)
 
             part = rows.gathered(

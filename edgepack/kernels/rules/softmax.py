@@ -15,7 +15,7 @@ from edgepack.kernels.layer import Layer, Softmax
 from edgepack.kernels.rules.rule import LayerKernel, Rows, RowsSite, Rule
 from edgepack.kernels.tiles import functions, rows, tir
 from edgepack.kernels.tiles.cpu import CpuModel
-from edgepack.kernels.tiles.element import FLOAT32
+from edgepack.kernels.tiles.element import FLOAT32, Element
 from edgepack.kernels.tiles.partition import worth_sharing
 
 # Vectors of the shortest row: TVM's schedule has several shorter ones side by side, which wins on
@@ -39,7 +39,7 @@ def rows_of(layer: Layer, cpu: CpuModel) -> RowsSite:
     """Rows, read and written."""
     operator = layer.operator
     assert isinstance(operator, Softmax)
-    matrix = Rows(shape=(operator.rows, operator.size))
+    matrix = Rows(shape=(operator.rows, operator.size), dtype=layer.element.name)
     return RowsSite(layer=layer, inputs=(matrix,), output=matrix, cpu=cpu)
 
 
@@ -47,7 +47,8 @@ def make(site: RowsSite) -> LayerKernel:
     """The kernel."""
     assert isinstance(site.layer.operator, Softmax)
     together = rows.side_by_side(site.chosen(RULE.name), usual=_EXPONENTIALS, most=_MOST)
-    return _SoftmaxKernel(site.layer.operator, site.cpu, together).kernel()
+    element = site.layer.element
+    return _SoftmaxKernel(site.layer.operator, element, site.cpu, together).kernel()
 
 
 def ways(site: RowsSite) -> list[Ranked]:
@@ -66,15 +67,16 @@ def _cycles(softmax: Softmax, cpu: CpuModel) -> float:
 
 
 class _SoftmaxKernel:
-    def __init__(self, softmax: Softmax, cpu: CpuModel, together: int) -> None:
+    def __init__(self, softmax: Softmax, element: Element, cpu: CpuModel, together: int) -> None:
+        self.element = element
         self.rows, self.size, self.logarithm = softmax.rows, softmax.size, softmax.logarithm
         self.cpu, self.together = cpu, together
         self.cycles = _cycles(softmax, cpu)
 
     def kernel(self) -> LayerKernel:
         """The kernel."""
-        source = tir.buffer("source", (self.rows, self.size), FLOAT32.name)
-        target = tir.buffer("target", (self.rows, self.size), FLOAT32.name)
+        source = tir.buffer("source", (self.rows, self.size), self.element.name)
+        target = tir.buffer("target", (self.rows, self.size), self.element.name)
         body = tir.loop_of(
             "row",
             self.rows,
@@ -92,19 +94,25 @@ class _SoftmaxKernel:
     def _row(self, source: tirx.Buffer, target: tirx.Buffer, row: tir.Expr) -> tir.Stmt:
         names = tir.Names()
 
+        def read(buffer: tirx.Buffer, at: tir.Expr, lanes: int) -> tirx.Expr:
+            return tir.cast(tir.load(buffer, [row, at], lanes), FLOAT32.name)
+
+        def write(value: tirx.Expr, at: tir.Expr, lanes: int) -> tir.Stmt:
+            return tir.store(target, tir.cast(value, self.element.name), [row, at], lanes)
+
         def element(at: tir.Expr, lanes: int, _: tir.Names) -> tirx.Expr:
-            return tir.load(source, [row, at], lanes)
+            return read(source, at, lanes)
 
         most = names.bind("most", self._gathered(names, float("-inf"), tirx.max, element))
 
         def less(at: tir.Expr, lanes: int) -> tirx.Expr:
-            return tir.load(source, [row, at], lanes) - tir.spread(most, lanes)
+            return read(source, at, lanes) - tir.spread(most, lanes)
 
         def power(at: tir.Expr, lanes: int, inside: tir.Names) -> tirx.Expr:
             scope = functions.Scope(lanes, lambda value: inside.bind("e", value))
             value = inside.bind("power", functions.exp(inside.bind("less", less(at, lanes)), scope))
             if not self.logarithm:
-                inside.add(tir.store(target, value, [row, at], lanes))
+                inside.add(write(value, at, lanes))
             return value
 
         total = names.bind("total", self._gathered(names, 0.0, lambda a, b: a + b, power))
@@ -118,8 +126,8 @@ class _SoftmaxKernel:
             if self.logarithm:
                 value = less(at, lanes) - tir.spread(same, lanes)
             else:
-                value = tir.load(target, [row, at], lanes) * tir.spread(same, lanes)
-            return tir.store(target, value, [row, at], lanes)
+                value = read(target, at, lanes) * tir.spread(same, lanes)
+            return write(value, at, lanes)
 
         for start, lanes, count in rows.pieces(self.size, self.cpu.lanes(FLOAT32)):
 

@@ -24,6 +24,7 @@ from edgepack.kernels.tiles.product.shape import (
     pack_weights,
     rank_tiles,
     stream_cycles,
+    type_of_sums,
 )
 from edgepack.kernels.tiles.product.stored import StoredHalves, stored_halves
 
@@ -46,6 +47,7 @@ __all__ = [
     "rank_tiles",
     "stored_halves",
     "stream_cycles",
+    "type_of_sums",
     "unrolled",
     "vpdpbusd",
 ]

@@ -124,10 +124,15 @@ def pack_weights(weight: np.ndarray, shape: Shape, vectors: int) -> np.ndarray:
     return packed.reshape(-1)
 
 
+def type_of_sums(element: Element, cpu: CpuModel) -> str:
+    """The type in which products of such elements are added up."""
+    kernel = arm.micro_kernel(cpu, element)
+    return kernel.element.name if kernel else element.accumulator
+
+
 def pack_bias(bias: np.ndarray | None, output: Blocked, cpu: CpuModel) -> np.ndarray:
     """The values that sums start with, in the type that they are added up in."""
-    kernel = arm.micro_kernel(cpu, output.element)
-    return pack_channels(bias, output, kernel.element.name if kernel else None)
+    return pack_channels(bias, output, type_of_sums(output.element, cpu))
 
 
 def rank_tiles(
