@@ -52,9 +52,9 @@ class FakeDevice:
     def abort(self) -> None:
         pass
 
-    def run(self, _command: str, **_: Any) -> SimpleNamespace:
+    def run(self, command: str, **_: Any) -> SimpleNamespace:
         """No release is there."""
-        return SimpleNamespace(returncode=1, stdout="", stderr="")
+        return SimpleNamespace(command=command, returncode=1, stdout="", stderr="")
 
 
 class FakeConnector:

@@ -99,6 +99,16 @@ def scenarios(bundles: Bundles) -> list[Scenario]:
         with contextlib.suppress(EdgepackError):
             rig.attempt(second, fault=fault, log=log, instead={wanted: wrong})
 
+    told = first.path.parent / "told"
+    told.mkdir(exist_ok=True)
+
+    def tell(rig: Rig, fault: str, log: Path | None) -> None:
+        """Write metrics and the timer that writes them again."""
+        words = ("metrics", "--textfile", str(told), "--timer")
+        command = rig.command(*words, fault=fault, log=log)
+        script = f"export XDG_CONFIG_HOME={told}; {command}"
+        subprocess.run(["sh", "-c", script], capture_output=True, check=False)
+
     archive = first.path.parent / "second.tar.gz"
     subprocess.run(["tar", "-czf", archive, "-C", second.path.parent, second.path.name], check=True)
 
@@ -197,6 +207,13 @@ def scenarios(bundles: Bundles) -> list[Scenario]:
             prepare=_nothing,
             act=call("install", str(bundles.bare.path)),
             currents=frozenset({None, bundles.bare.manifest.release}),
+            after=second,
+        ),
+        Scenario(
+            name="metrics",
+            prepare=lambda rig: rig.deploy(first),
+            act=tell,
+            currents=frozenset({a}),
             after=second,
         ),
         Scenario(

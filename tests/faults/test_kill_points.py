@@ -161,6 +161,7 @@ def step_names() -> set[str]:
         names |= set(re.findall(r'\bStep\("([a-z.-]+)"\)', text))
         for name in re.findall(r'Replace\((?:[^;]*?), "([a-z.]+)"(?:, 0\d+)?\)', text):
             names |= {f"{name}.write", f"{name}.rename"}
+    names.add("unit.link")
     for link in ("current", "previous"):
         names |= {f"{link}.link", f"{link}.rename", f"{link}.remove"}
     return names

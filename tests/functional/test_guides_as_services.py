@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -285,3 +286,44 @@ def test_a_guides_command_works_as_a_service(args: tuple[str, ...], rig: Rig) ->
             finally:
                 process.terminate()
                 process.wait(30)
+
+
+def test_what_a_service_tells_has_its_restarts(rig: Rig) -> None:
+    """The app is killed; the next one says so in its file, which the owner's tool reads."""
+    words = ("--watch", "/var/lib/told", "--metrics", "/run/told/metrics.prom")
+    args = tuple(rig.here(word) for word in words)
+    Path(args[1]).mkdir(parents=True, exist_ok=True)
+    file = Path(args[3])
+    file.unlink(missing_ok=True)
+
+    def until(text: str) -> str:
+        end = time.monotonic() + 60
+        while text not in (said := file.read_text() if file.exists() else ""):
+            assert time.monotonic() < end, said + rig.log.read_text()
+            time.sleep(0.05)
+        return said
+
+    with rig.service(args):
+        assert 'edgepack_app_info{model="means"' in until("edgepack_app_restarts_total 0\n")
+        (process,) = (
+            int(entry.name)
+            for entry in Path("/proc").iterdir()
+            if entry.name.isdecimal() and _words_of(entry)[1:] == [word.encode() for word in args]
+        )
+        os.kill(process, signal.SIGKILL)
+        until("edgepack_app_restarts_total 1\n")
+        command = [rig.tool, "metrics", "--root", rig.root, "--app", file]
+        done = subprocess.run(
+            command, user=OWNER, group=OWNER, check=True, cwd="/", capture_output=True, text=True
+        )
+    assert '\nedgepack_app_restarts_total{model="means"} 1\n' in done.stdout
+    assert 'edgepack_device_app_up{model="means"} 1\n' in done.stdout
+
+
+def _words_of(process: Path) -> list[bytes]:
+    """Its command line; none if it is gone, or the supervisor's, which has these words, too."""
+    try:
+        words = (process / "cmdline").read_bytes().split(b"\0")[:-1]
+    except OSError:
+        return []
+    return words if words and words[0].endswith(b"/edgepack-run") else []

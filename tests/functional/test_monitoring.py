@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 
@@ -20,6 +21,7 @@ from edgepack.bundle.bundle import open_bundle
 from edgepack.flow.monitor import brightness_of
 from tests.boards import unpacked
 from tests.device_tool import host_tool
+from tests.functional.test_serve import serving
 from tests.monitored import HEIGHT, WIDTH, monitored_app, pictures
 from tests.prometheus import Sample, parse_metrics
 from tests.support import free_port
@@ -141,6 +143,30 @@ def test_the_same_photos_are_counted_alike_here_and_there(tmp_path: Path) -> Non
     assert sum(spec["classes"]["count"]) == 100
     for signal in ("brightness", "scores", "classes"):
         assert metrics.value("edgepack_drift_index", signal=signal) == 0
+
+
+def test_the_server_tells_tensors_that_are_no_numbers(app: Path) -> None:
+    with serving(app) as served:
+        where = f"{served.model}/infer"
+        binary = {
+            "Content-Type": "application/octet-stream",
+            "Inference-Header-Content-Length": "0",
+        }
+        shape = (1, 3, HEIGHT, WIDTH)
+        for value in (0.5, np.nan, -np.inf):
+            tensor = np.zeros(shape, np.float32)
+            tensor[0, 2, 7, 31] = value
+            assert served.ask(where, tensor.tobytes(), binary)[0] == 200
+        assert served.ask(where, b"x", {"Content-Type": "image/png"})[0] == 400
+        picture = cv2.imencode(".png", next(pictures("left", 1, 5)))[1].tobytes()
+        assert served.ask(where, picture, {"Content-Type": "image/png"})[0] == 200
+        text = served.ask("/metrics")[2].decode()
+    check_metrics(text)
+    metrics = Metrics(text)
+    assert metrics.value("edgepack_inputs_not_finite_total") == 2
+    assert metrics.value("edgepack_errors_total", kind="image") == 1
+    assert metrics.value("edgepack_run_seconds_count") == 4
+    assert metrics.value("edgepack_pictures_total") == 1
 
 
 @contextmanager

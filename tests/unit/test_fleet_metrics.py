@@ -5,7 +5,12 @@ from __future__ import annotations
 import http.client
 import http.server
 import json
+import re
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -231,3 +236,32 @@ def test_rules_are_written_and_never_over_others(
     assert main(["fleet", "rules", str(tmp_path / "new")]) == 2
     assert (tmp_path / "new/rules.yml").read_text() == "mine"
     assert "is there, and differs" in capsys.readouterr().err
+
+
+def test_the_command_asks_until_it_is_ended(tmp_path: Path) -> None:
+    """With a scripted transport on which no device has a release."""
+    fleet = tmp_path / "fleet.toml"
+    fleet.write_text('[groups.shops]\nboard = "rasp3b"\ndevices = ["shop[1:3]"]\n')
+    words = ["fleet", "metrics", str(fleet), "--name", "mug", "--port", "0", "--every", "1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.fleet_operator", str(tmp_path / "facts"), "", "0", *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    try:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        found = re.search(r"3 devices at (http://127\.0\.0\.1:[0-9]+)/metrics, every 1 s", said)
+        assert found, said + process.stderr.read()
+        end = time.monotonic() + 60
+        while 'device_up{device="shop3",board="rasp3b"} 0' not in get(found[1], "/metrics")[1]:
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        # Each device's silence is said once, however often it is asked.
+        assert len(re.findall("shop1 ", process.stderr.read())) <= 2
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()

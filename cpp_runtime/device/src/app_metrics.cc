@@ -26,7 +26,7 @@ bool BeginsWith(std::string_view text, std::string_view start) {
 bool IsNameLetter(char c, bool first) {
   const auto letter = static_cast<unsigned char>(c);
   return letter < 128 &&
-         (std::isalpha(letter) != 0 || c == '_' || (!first && std::isdigit(letter)));
+         (std::isalpha(letter) != 0 || c == '_' || (!first && std::isdigit(letter) != 0));
 }
 
 /// Takes a name from the beginning of `rest`; "" if there is none.
