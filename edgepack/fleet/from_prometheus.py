@@ -71,8 +71,9 @@ def ask_prometheus(url: str, model: str) -> dict[str, DeviceKnown]:
     for device, own in by_device.items():
         if _INFO not in own:
             continue
-        # A series of the release before stays for some minutes after a deploy.
-        info = own[_INFO][-1]
+        # What was pushed of the release before stays for some minutes after a deploy.
+        begun = {one.labels.get("release"): one.value for one in own.get(_SINCE, ())}
+        info = max(own[_INFO], key=lambda one: begun.get(one.labels.get("release"), 0.0))
         release = info.labels.get("release", "")
         of_release = {
             name: [one for one in found if one.labels.get("release") == release]

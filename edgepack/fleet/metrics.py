@@ -15,10 +15,15 @@ from edgepack.fleet.inventory import FleetDevice
 from edgepack.fleet.rollout import Done
 from edgepack.fleet.work import _OnDevice
 
-# The histograms of 10,000 devices would be a page of a million lines: averages stay.
-_LEFT_OUT = "_bucket"
 _UP = ("edgepack_fleet_device_up", "Whether the device answered when it was asked last.")
 _ASKED = ("edgepack_fleet_asked_timestamp_seconds", "When it answered last.")
+
+
+def _is_told(sample: Sample) -> bool:
+    """A series of a device's own; of histograms no bucket but the one of all, for those of 10,000
+    devices would be a page of a million lines."""
+    own = sample.name.startswith("edgepack_") and not sample.name.startswith("edgepack_fleet_")
+    return own and (not sample.name.endswith("_bucket") or sample.labels.get("le") == "+Inf")
 
 
 @dataclass(kw_only=True)
@@ -61,20 +66,18 @@ class Told:
                 continue
             exposition = known[1]
             for name, kind in exposition.types.items():
-                # Of a histogram without its buckets two counters are left.
-                if kind == "histogram":
-                    types |= {f"{name}_sum": "counter", f"{name}_count": "counter"}
-                elif name not in (_UP[0], _ASKED[0]):
-                    types.setdefault(name, kind)
-                    helps.setdefault(name, exposition.helps.get(name, ""))
-            own = {"device": device.name}
-            samples += [
-                sample.labelled(own)
-                for sample in exposition.samples
-                if not sample.name.endswith(_LEFT_OUT)
-                and sample.name.startswith("edgepack_")
-                and not sample.name.startswith("edgepack_fleet_")
-            ]
+                types.setdefault(name, kind)
+                helps.setdefault(name, exposition.helps.get(name, ""))
+            # What was two series by a label `device` of its own would be one twice.
+            own = {
+                (sample.name, *sorted(sample.labels.items())): sample
+                for sample in (
+                    one.labelled({"device": device.name})
+                    for one in exposition.samples
+                    if _is_told(one)
+                )
+            }
+            samples += own.values()
         return exposition_text(samples, types, {name: said for name, said in helps.items() if said})
 
 

@@ -161,7 +161,7 @@ def step_names() -> set[str]:
         names |= set(re.findall(r'\bStep\("([a-z.-]+)"\)', text))
         for name in re.findall(r'Replace\((?:[^;]*?), "([a-z.]+)"(?:, 0\d+)?\)', text):
             names |= {f"{name}.write", f"{name}.rename"}
-    names.add("unit.link")
+    names |= {"unit.write", "unit.rename", "unit.link"}  # on lines of their own
     for link in ("current", "previous"):
         names |= {f"{link}.link", f"{link}.rename", f"{link}.remove"}
     return names

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
+import shlex
 import shutil
 import subprocess
 import time
@@ -27,6 +29,7 @@ from tests.prometheus import Sample, parse_metrics
 from tests.support import free_port
 
 FRAMES = 10_000
+GUIDE = Path(__file__).parents[2] / "docs/guides/monitoring.md"
 _WINDOW = "window = 1000\ninterval_s = 0.0\n"
 
 
@@ -204,9 +207,14 @@ def test_the_device_tool_tells_node_exporter(app: Path, tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     watch(app, ["left"], tmp_path)
     home = {**os.environ, "HOME": str(tmp_path), "XDG_CONFIG_HOME": ""}
-    words = [tool, "metrics", "--root", root, "--app", tmp_path / "app.prom"]
-    words += ["--textfile", tmp_path / "files", "--timer"]
-    done = subprocess.run(words, check=True, capture_output=True, text=True, env=home)
+    # The guide's own lines.
+    lines = re.findall("^edgepack-device (metrics --textfile .*)$", GUIDE.read_text(), re.MULTILINE)
+    for line in lines:
+        folder = shlex.split(line)[2]
+        words = [str(tmp_path / "files") if word == folder else word for word in shlex.split(line)]
+        words = [str(tool), *words, "--root", str(root), "--app", str(tmp_path / "app.prom")]
+        done = subprocess.run(words, check=True, capture_output=True, text=True, env=home)
+    assert len(lines) == 2
     assert "systemctl --user start edgepack-metrics-columns.timer" in done.stdout
     text = (tmp_path / "files/edgepack-columns.prom").read_text()
     check_metrics(text)

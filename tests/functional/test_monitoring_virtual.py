@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,12 +20,13 @@ from edgepack.deploy import remote_tool
 from edgepack.deploy.deploy import deploy_bundle
 from edgepack.fleet.exposition import parse_exposition
 from tests.boards import login, own_boards
-from tests.functional.test_monitoring import check_metrics
+from tests.functional.test_monitoring import check_metrics, debian
 from tests.monitored import monitored_app, pictures
 
 pytestmark = pytest.mark.slow
 
 ROOT = "/home/pi/edgepack/columns"
+GUIDE = Path(__file__).parents[2] / "docs/guides/monitoring.md"
 _SERVICE = (
     'window = 50\ninterval_s = 0.0\n[service]\nargs = ["--watch", "/home/pi/photos", '
     '"--metrics", "/home/pi/told/app.prom"]\n'
@@ -36,7 +39,17 @@ def cache() -> Iterator[None]:
         yield
 
 
-def test_the_exporter_of_a_fleet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def commands_of(heading: str) -> list[list[str]]:
+    """The first commands of a chapter of the guide, for this model, without the program's name."""
+    chapter = GUIDE.read_text().split(f"## {heading}\n")[1]
+    lines = chapter.split("```\n")[1].replace("mug", "columns").splitlines()
+    return [shlex.split(line.removeprefix("edgepack ")) for line in lines]
+
+
+def test_the_exporter_of_a_fleet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     bundle = open_bundle(monitored_app(tmp_path, board="rasp3b", more=_SERVICE).parents[1])
     (tmp_path / "right").mkdir()
     for index, picture in enumerate(pictures("right", 50, seed=9)):
@@ -64,8 +77,13 @@ def test_the_exporter_of_a_fleet(tmp_path: Path, capsys: pytest.CaptureFixture[s
         '[defaults]\naddress = "virtual"\nboard = "rasp3b"\n[groups.try]\ndevices = ["try1"]\n'
     )
     capsys.readouterr()
-    assert main(["fleet", "metrics", str(fleet), "--name", "columns", "--once"]) == 0
+    # The guide's own lines, up to the one that goes on until Ctrl-C.
+    once, rules, promtool, _ = commands_of("From nothing to an alert")
+    assert main(once) == 0
     text = capsys.readouterr().out
+    assert main(rules) == 0
+    subprocess.run([debian(promtool[0]), *promtool[1:]], check=True, capture_output=True)
+    capsys.readouterr()
     check_metrics(text)
     told = {
         (one.name, one.labels.get("signal", "")): one

@@ -33,6 +33,7 @@ TEXT = (
     "# HELP edgepack_device_releases Releases.\n# TYPE edgepack_device_releases gauge\n"
     'edgepack_device_releases{model="mug"} 3\n'
     "# TYPE edgepack_run_seconds histogram\n"
+    'edgepack_run_seconds_bucket{model="mug",le="1"} 6\n'
     'edgepack_run_seconds_bucket{model="mug",le="+Inf"} 7\n'
     'edgepack_run_seconds_sum{model="mug"} 1.5e+01\nedgepack_run_seconds_count{model="mug"} 7\n'
 )
@@ -97,7 +98,9 @@ def test_a_page_of_two_devices_of_which_one_is_silent() -> None:
     assert values[("edgepack_fleet_device_up", "two")] == "0"
     assert ("edgepack_fleet_device_up", "three") not in values  # nobody asked it yet
     assert values[("edgepack_run_seconds_count", "one")] == "7"
-    assert not any(name.endswith("_bucket") for name, _ in values)
+    buckets = [one.labels["le"] for one in page.samples if one.name.endswith("_bucket")]
+    assert buckets == ["+Inf"]
+    assert page.types["edgepack_run_seconds"] == "histogram"
     # What it said before is old, and not told.
     with pytest.raises(RemoteError):
         asked(told, "", 7)(devices[0])
@@ -106,9 +109,13 @@ def test_a_page_of_two_devices_of_which_one_is_silent() -> None:
 
 def test_a_device_cannot_speak_for_another() -> None:
     told = Told()
-    lies = 'edgepack_x{device="two",model="m"} 1\nedgepack_fleet_device_up{device="two"} 1\nup 1\n'
+    lies = (
+        'edgepack_x{device="three",model="m"} 1\nedgepack_x{device="two",model="m"} 1\n'
+        'edgepack_fleet_device_up{device="two"} 1\nup 1\n'
+    )
     asked(told, json.dumps({"metrics": lies}))(device("one"))
     samples = parse_exposition(told.text([device("one"), device("two")]), "page").samples
+    assert len([one for one in samples if one.name == "edgepack_x"]) == 1
     assert {one.labels["device"] for one in samples} == {"one"}
     assert {one.name for one in samples} == {
         "edgepack_x", "edgepack_fleet_device_up", "edgepack_fleet_asked_timestamp_seconds"
