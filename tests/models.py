@@ -42,7 +42,7 @@ from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel, compile_apart
 from edgepack.compiler.backend.run import run_plan
 from edgepack.compiler.frontend import integer_reference
-from edgepack.compiler.frontend.float16 import widened
+from edgepack.compiler.frontend.float16 import widen
 from edgepack.compiler.limited import limits_for
 from edgepack.flow.reference import Reference, other_ways
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo, check_model, read_model
@@ -655,7 +655,7 @@ def _references(
     integers = integer_reference.integer_model(loaded.path, loaded.proto, built.floats)
     if integers is not None:
         return _walk(states, loaded, steps, partial(integer_reference.run, integers))
-    reference = Reference(widened(loaded.proto))
+    reference = Reference(widen(loaded.proto))
     return _walk(states, loaded, steps, reference.run)
 
 

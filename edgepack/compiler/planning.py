@@ -19,7 +19,7 @@ from edgepack.compiler.backend import llvm, plan, schedule
 from edgepack.compiler.backend.plan import Lowered, LoweredBlock
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.frontend import importer, mixed, ranges
-from edgepack.compiler.frontend.float16 import widened
+from edgepack.compiler.frontend.float16 import widen
 from edgepack.compiler.frontend.load import CheckedModel
 from edgepack.compiler.frontend.quantized import Recognition
 from edgepack.compiler.place import lower
@@ -67,7 +67,7 @@ class Planner:
         if precision.is_half and precision.samples:
             apart.at("looking for what half precision has no room for")
             found = ranges.find(
-                widened(model.expanded), precision.samples, computes=cpu.computes(FLOAT16)
+                widen(model.expanded), precision.samples, computes=cpu.computes(FLOAT16)
             )
             precision = replace(
                 precision,

@@ -12,7 +12,7 @@ from edgepack.cycles.memories import BoardMemory
 from edgepack.cycles.trace import Trace, TracedBlock
 from edgepack.kernels.pipeline.cores import PAIRING, Core
 from edgepack.kernels.pipeline.instructions import ArmKind, parse
-from edgepack.kernels.pipeline.play import Step, issue_cycles, timing
+from edgepack.kernels.pipeline.play import Step, issue_cycles, time_instruction
 
 LINE = 64
 # What a window begins with fills the pipeline and is not counted.
@@ -82,7 +82,7 @@ def window_costs(trace: Trace, core: Core, windows: Sequence[Sequence[int]] | No
     def step(text: str) -> Step:
         if text not in decoded:
             instruction = parse(text, trace.arch)
-            decoded[text] = (instruction, timing(instruction, core))
+            decoded[text] = (instruction, time_instruction(instruction, core))
         return decoded[text]
 
     def played(window: tuple[int, ...]) -> list[_Sample]:

@@ -374,9 +374,9 @@ def _pieces(points: Sequence[_Point]) -> Iterator[list[_Point]]:
 
 def _reference(model: LoadedModel, names: Sequence[str], inputs: Sequence[Array]) -> list[Array]:
     """The reference's tensors of these names."""
-    from edgepack.compiler.frontend.float16 import widened  # see flow/reference.py
+    from edgepack.compiler.frontend.float16 import widen  # see flow/reference.py
 
-    wide = widened(model.proto)
+    wide = widen(model.proto)
     shapes = infer_shapes(wide).graph
     known = {value.name: value for value in (*shapes.value_info, *shapes.output)}
     proto = type(wide)()

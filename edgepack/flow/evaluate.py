@@ -25,7 +25,7 @@ from edgepack.base.paths import cache_dir, locked
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.tables import read_text
 from edgepack.base.text import format_count, text_lines
-from edgepack.compiler.frontend.float16 import widened
+from edgepack.compiler.frontend.float16 import widen
 from edgepack.compiler.frontend.load import load_model
 from edgepack.deploy import remote_tool
 from edgepack.deploy.remote_app import RunRequest, ask_app
@@ -259,7 +259,7 @@ def evaluate(
             digest = hashlib.sha256(read_photo(photo.path)).hexdigest()
             found = journal.known.get(digest)
             if found is None:
-                reference = reference or Reference(widened(as_meant(model.proto)))
+                reference = reference or Reference(widen(as_meant(model.proto)))
                 (first, *_) = reference.run([preprocess.load(photo.path)])
                 seen = tuple(one.index for one in top_k(first, k=TOP, scores="raw"))
                 there = None if device is None else _ask(device, root, photo.path)

@@ -22,7 +22,7 @@ from edgepack.base.page import Tabular
 from edgepack.base.paths import locked
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.text import format_count
-from edgepack.compiler.frontend.float16 import widened
+from edgepack.compiler.frontend.float16 import widen
 from edgepack.compiler.frontend.load import load_model
 from edgepack.device.base import Device
 from edgepack.device.limit import limited
@@ -237,7 +237,7 @@ class _Finder:
     def here(self, photo: Path, size: tuple[int, int]) -> tuple[_ROW, ...]:
         """What the reference finds."""
         if self.reference is None:
-            self.reference = Reference(widened(as_meant(self.model.proto)))
+            self.reference = Reference(widen(as_meant(self.model.proto)))
         return self._boxes(self.reference.run([self.preprocess.load(photo)]), size)
 
     def there(

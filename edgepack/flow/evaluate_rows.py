@@ -21,7 +21,7 @@ from edgepack.base.page import Tabular
 from edgepack.base.paths import locked
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.text import format_count
-from edgepack.compiler.frontend.float16 import widened
+from edgepack.compiler.frontend.float16 import widen
 from edgepack.compiler.frontend.load import load_model
 from edgepack.device.base import Device
 from edgepack.device.limit import limited
@@ -285,7 +285,7 @@ def evaluate_rows(
             digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
             found = journal.known.get(digest)
             if found is None:
-                reference = reference or Reference(widened(as_meant(model.proto)))
+                reference = reference or Reference(widen(as_meant(model.proto)))
                 here = answering.read(reference.run(arrays))
                 there = None
                 if device is not None:

@@ -23,7 +23,7 @@ from edgepack.bundle.monitor import (
     Monitoring,
     MonitorSpec,
 )
-from edgepack.compiler.frontend.float16 import widened
+from edgepack.compiler.frontend.float16 import widen
 from edgepack.flow.reference import Array, Reference, top_k
 from edgepack.model import batch_of
 from edgepack.model.meanings import as_meant
@@ -62,7 +62,7 @@ def make_monitor(job: Job, *, progress: Progress = NO_PROGRESS) -> MonitorSpec |
             hint="add a [preprocess] table: `edgepack init` writes one",
         )
     photos = _photos(job, wanted, origin)
-    reference = Reference(widened(as_meant(job.model.proto)))
+    reference = Reference(widen(as_meant(job.model.proto)))
     seen = []
     with progress.bar(f"looking at {format_count(len(photos), 'photo')}", len(photos)) as bar:
         for photo in photos:

@@ -217,13 +217,13 @@ def model_outputs(
     """
     # Here, since a fleet's operator, who has this module, needs no onnx.
     from edgepack.compiler.frontend import integer_reference
-    from edgepack.compiler.frontend.float16 import widened
+    from edgepack.compiler.frontend.float16 import widen
 
     model = as_meant(model)
     integers = integer_reference.integer_model(path, model, floats)
     if integers is not None:
         return [integer_reference.run(integers, inputs) for inputs in cases]
-    reference = Reference(widened(model))
+    reference = Reference(widen(model))
     return [reference.run(inputs) for inputs in cases]
 
 
@@ -232,10 +232,10 @@ def reference_outputs(
 ) -> list[list[Array] | None]:
     """As `model_outputs`, of inputs that the reference may refuse: None for those."""
     from edgepack.compiler.frontend import integer_reference
-    from edgepack.compiler.frontend.float16 import widened
+    from edgepack.compiler.frontend.float16 import widen
 
     integers = integer_reference.integer_model(model.path, model.proto, floats)
-    reference = None if integers is not None else Reference(widened(model.proto))
+    reference = None if integers is not None else Reference(widen(model.proto))
     found: list[list[Array] | None] = []
     for inputs in cases:
         try:
@@ -259,12 +259,12 @@ def other_ways(
     as the sums of a first layer are rounded. What is by the definition of integers has no other.
     """
     from edgepack.compiler.frontend import integer_reference
-    from edgepack.compiler.frontend.float16 import widened
+    from edgepack.compiler.frontend.float16 import widen
 
     model = as_meant(model)
     if integer_reference.integer_model(path, model, floats) is not None:
         return []
-    wide = widened(model)
+    wide = widen(model)
     random = np.random.RandomState(0)
     nearby = [_nearby(array, random) for array in inputs]
     return [Reference(wide, blocked=True).run(inputs), Reference(wide).run(nearby)]

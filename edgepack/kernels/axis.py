@@ -208,7 +208,7 @@ class ResizeAttributes:
 # ------------------------------------------------ padding
 
 
-def padded(mode: str, size: int, before: int, after: int) -> Axis:
+def pad_positions(mode: str, size: int, before: int, after: int) -> Axis:
     """`size` positions with others before and after them: `mode` is one of relax.nn.pad's.
 
     Reflected ones are fewer than `size`. Raises KeyError for another mode.

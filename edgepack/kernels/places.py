@@ -49,7 +49,7 @@ def places(shape: Sequence[int], views: Sequence[View]) -> Places | None:
     return Places(offset=offset, shape=view.shape, strides=view.strides)
 
 
-def reshaped(shape: Sequence[int]) -> View:
+def reshape_view(shape: Sequence[int]) -> View:
     """In another shape."""
 
     def view(tensor: np.ndarray) -> np.ndarray | None:
@@ -64,7 +64,7 @@ def broadcast(shape: Sequence[int]) -> View:
     return lambda tensor: np.broadcast_to(tensor, tuple(shape))
 
 
-def transposed(axes: Sequence[int]) -> View:
+def transpose_view(axes: Sequence[int]) -> View:
     """With its axes in another order."""
     return lambda tensor: tensor.transpose(axes)
 

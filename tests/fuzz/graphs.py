@@ -175,11 +175,11 @@ def is_unsteady(case: Drawn, got: Sequence[np.ndarray]) -> bool:
     Those are: with all its fusions, for inputs that differ by one part in a million, and in
     float32 where the model is in float16, which is how a board computes it.
     """
-    from edgepack.compiler.frontend.float16 import widened
+    from edgepack.compiler.frontend.float16 import widen
 
     random = np.random.default_rng(0)
     ways = [sketch.run_by_onnxruntime(case.model, names(case.model, case.given), optimise=True)]
-    wide = widened(case.model)
+    wide = widen(case.model)
     if wide is not case.model:
         ways.append(sketch.run_by_onnxruntime(wide, names(wide, case.given)))
     for _ in range(3):

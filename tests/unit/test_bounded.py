@@ -20,7 +20,7 @@ from onnx.reference.op_run import OpRun
 
 from edgepack.compiler.bound import Bound
 from edgepack.compiler.errors import DataSizeError
-from edgepack.compiler.frontend.bounded import bounded
+from edgepack.compiler.frontend.bounded import fix_sizes
 from edgepack.compiler.frontend.bounded.rules import RULES
 from edgepack.compiler.frontend.bounded.size import Size, count
 from edgepack.compiler.frontend.bounded.values import part_of
@@ -70,7 +70,7 @@ class BoundedUnique(OpRun):  # type: ignore[misc]
 
 
 def rewritten(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[Bound, ...]]:
-    return bounded(Path("model.onnx"), model)
+    return fix_sizes(Path("model.onnx"), model)
 
 
 def run(

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from edgepack.kernels.axis import Axis, ResizeAttributes, Run, padded
+from edgepack.kernels.axis import Axis, ResizeAttributes, Run, pad_positions
 
 
 def resize(kind: str, coordinates: str = "half_pixel", **changes: object) -> ResizeAttributes:
@@ -146,4 +146,4 @@ def test_too_many_different_results_are_no_runs() -> None:
 def test_borders_are_those_of_numpy(mode: str, of_numpy: str, before: int, after: int) -> None:
     x = np.arange(1.0, 7.0)
     expected = np.pad(x, (before, after), mode=of_numpy)  # type: ignore[call-overload]
-    assert applied(padded(mode, 6, before, after), x, 0.0).tolist() == expected.tolist()
+    assert applied(pad_positions(mode, 6, before, after), x, 0.0).tolist() == expected.tolist()

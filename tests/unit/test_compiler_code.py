@@ -41,7 +41,9 @@ def doubled(size: int = 8, factor: float = 2.0, comment: str = "nop") -> tirx.Pr
         lambda i: tir.store(y, tir.load(x, [i], 1) * tirx.const(factor, "float32"), [i], 1),
     )
     call = tir.evaluate(tirx.call_extern("int32", "edgepack_test"))
-    return tir.function([x, y], tir.imported(ASSEMBLY.format(comment), tir.sequence(call, body)))
+    return tir.function(
+        [x, y], tir.import_functions(ASSEMBLY.format(comment), tir.sequence(call, body))
+    )
 
 
 def combined(

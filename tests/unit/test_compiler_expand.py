@@ -179,7 +179,7 @@ def test_a_long_loop_stays() -> None:
     assert "Loop" not in operators(check(_counting(control.FEW_NODES // 2), X))
     proto = _counting(control.FEW_NODES)
     assert expand(proto) is proto
-    assert "Loop" not in operators(control.straightened(proto, control.MOST_NODES))
+    assert "Loop" not in operators(control.straighten(proto, control.MOST_NODES))
 
 
 def test_a_loop_of_unknown_turns_stays() -> None:

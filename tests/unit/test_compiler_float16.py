@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edgepack.compiler.frontend.float16 import widened
+from edgepack.compiler.frontend.float16 import widen
 
 HALF = TensorProto.FLOAT16
 
@@ -106,7 +106,7 @@ CASES = {
 def test_results_stay(name: str) -> None:
     before = CASES[name]
     kept = before.SerializeToString(deterministic=True)
-    after = widened(before)
+    after = widen(before)
     assert before.SerializeToString(deterministic=True) == kept
     onnx.checker.check_model(after, full_check=True)
     x = np.array([0.5, -1.25, 3, 100], "float16")
@@ -126,4 +126,4 @@ def test_a_model_without_is_the_same() -> None:
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xy")
     graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", [x], [y])
     proto = helper.make_model(graph)
-    assert widened(proto) is proto
+    assert widen(proto) is proto

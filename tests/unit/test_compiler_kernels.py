@@ -164,7 +164,7 @@ def test_tiles_fit_the_registers_and_the_layer(cpu: CpuModel) -> None:
     kernel = arm.micro_kernel(cpu, FLOAT32)
     for _ in range(40):
         width, blocks = (int(v) for v in random.integers(1, 60, size=2))
-        chosen, *_ = tile.ranked(
+        chosen, *_ = tile.rank(
             width=width,
             rows=7,
             blocks=blocks,
@@ -180,7 +180,7 @@ def test_tiles_fit_the_registers_and_the_layer(cpu: CpuModel) -> None:
 
 
 def test_tile_of_a_wide_layer_is_limited_by_arithmetic_not_by_loads() -> None:
-    chosen, *_ = tile.ranked(
+    chosen, *_ = tile.rank(
         width=196, rows=1, blocks=36, lanes=16, reduction=96, element=FLOAT32, cpu=ZEN4
     )
     ideal = 196 * 36 * 96 / ZEN4.rate(FLOAT32, 16)
@@ -193,7 +193,7 @@ def test_tile_of_a_wide_layer_is_limited_by_arithmetic_not_by_loads() -> None:
     [(24, 1, (6, 2)), (24, 3, (5, 2)), (1, 1, (13, 1))],
 )
 def test_tiles_of_sixteen_registers(blocks: int, columns: int, best: tuple[int, int]) -> None:
-    chosen, *_ = tile.ranked(
+    chosen, *_ = tile.rank(
         width=6 * 13 * 5,
         rows=1,
         blocks=blocks,
@@ -314,8 +314,8 @@ def test_weights_of_deep_steps_lie_side_by_side() -> None:
 
 def test_a_deeper_step_is_fewer_steps() -> None:
     wide = {"width": 196, "rows": 1, "blocks": 36, "reduction": 96, "cpu": CORTEX_A76}
-    shallow = tile.ranked(**wide, lanes=4, element=FLOAT32)[0]
-    deep = tile.ranked(**wide, lanes=4, element=INT8, kr=4)[0]
+    shallow = tile.rank(**wide, lanes=4, element=FLOAT32)[0]
+    deep = tile.rank(**wide, lanes=4, element=INT8, kr=4)[0]
     # Both instructions start twice per cycle, and the second one does four times as much; what is
     # done once per tile stays.
     assert shallow.cycles / 4 < deep.cycles < shallow.cycles / 3

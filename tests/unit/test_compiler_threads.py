@@ -17,7 +17,7 @@ from bench import models
 from edgepack.boards import Cluster, get_board
 from edgepack.compiler.backend import share
 from edgepack.compiler.backend.llvm import tvm_target
-from edgepack.compiler.backend.schedule.pieces import cut, substituted
+from edgepack.compiler.backend.schedule.pieces import cut, substitute
 from edgepack.compiler.frontend import importer
 from edgepack.compiler.frontend.load import load_model
 from edgepack.compiler.place import lower
@@ -107,7 +107,7 @@ def shares(turns: int, tasks: int) -> list[list[int]]:
             at[parts.body.loop_var] = tir.integer(turn)
         store = tir.store(values, tir.number(0.0, "float32"), [value])
         for variable, known in at.items():
-            store = substituted(store, variable, known)
+            store = substitute(store, variable, known)
         return int(Analyzer().simplify(store.indices[0]))
 
     def turns_of(part: int) -> list[int]:

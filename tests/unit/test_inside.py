@@ -77,7 +77,7 @@ def test_what_is_not_known_to_be_inside_is_bounded(value: tirx.Expr) -> None:
     function = rows(value)
     with pytest.raises(inside.UnboundedAccessError, match=r"source|index"):
         inside.verify(function, "kernel")
-    bounded = inside.bounded(function)
+    bounded = inside.guard_positions(function)
     inside.verify(bounded, "kernel")
     assert "assert" in bounded.script() or "T.max(T.min(" in bounded.script()
 
@@ -105,20 +105,20 @@ INSIDE = {
 def test_what_is_known_to_be_inside_costs_nothing(value: tirx.Expr) -> None:
     function = rows(value)
     inside.verify(function, "kernel")
-    assert inside.bounded(function).script() == function.script()
+    assert inside.guard_positions(function).script() == function.script()
 
 
 def test_a_table_of_constants_has_bounds() -> None:
     function = rows(picked(LOADED))
     inside.verify(function, "kernel", {1: (0, 15)})
-    assert inside.bounded(function, {1: (0, 15)}).script() == function.script()
+    assert inside.guard_positions(function, {1: (0, 15)}).script() == function.script()
     for wrong in ((-1, 15), (0, 16)):
         with pytest.raises(inside.UnboundedAccessError):
             inside.verify(function, "kernel", {1: wrong})
 
 
 def test_a_comparison_is_done_as_seldom_as_its_index_changes() -> None:
-    text = inside.bounded(rows(picked(LOADED))).script()
+    text = inside.guard_positions(rows(picked(LOADED))).script()
     assert text.index("for i ") < text.index("assert") < text.index("for j ")
     assert len(re.findall("assert", text)) == 1
 
@@ -127,13 +127,13 @@ def test_stores_are_bounded_too() -> None:
     function = rows(tir.load(FLOATS, [ROW]), at=LOADED)
     with pytest.raises(inside.UnboundedAccessError, match="result"):
         inside.verify(function, "kernel")
-    inside.verify(inside.bounded(function), "kernel")
+    inside.verify(inside.guard_positions(function), "kernel")
 
 
 def test_a_comparison_does_not_outlive_what_it_read() -> None:
     """A counter that is stored anew after it was compared may be anywhere again."""
     counter = tir.Local("counter", 1, "int32")
-    check = inside.failing(
+    check = inside.fail_unless(
         tirx.And(counter.get() >= 0, counter.get() < 16), inside.Outside("", 0, 15)
     )
     use = tir.store(RESULT, picked(counter.get()), [0, 0])
@@ -144,7 +144,7 @@ def test_a_comparison_does_not_outlive_what_it_read() -> None:
     inside.verify(good, "kernel")
     with pytest.raises(inside.UnboundedAccessError):
         inside.verify(bad, "kernel")
-    inside.verify(inside.bounded(bad), "kernel")
+    inside.verify(inside.guard_positions(bad), "kernel")
 
 
 def test_a_loop_whose_end_comes_at_run_time() -> None:
@@ -156,7 +156,7 @@ def test_a_loop_whose_end_comes_at_run_time() -> None:
     function = tir.function(ARGUMENTS, body)
     with pytest.raises(inside.UnboundedAccessError, match="result"):
         inside.verify(function, "kernel")
-    inside.verify(inside.bounded(function), "kernel")
+    inside.verify(inside.guard_positions(function), "kernel")
 
 
 def test_no_library_is_built_with_an_access_that_cannot_be_bounded(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from edgepack.kernels.pipeline.cores import CORES, PAIRING
 from edgepack.kernels.pipeline.instructions import parse
-from edgepack.kernels.pipeline.order import arranged
+from edgepack.kernels.pipeline.order import arrange
 from edgepack.kernels.pipeline.play import steady_cycles
 from edgepack.kernels.tiles import arm
 from edgepack.kernels.tiles.cpu import (
@@ -77,7 +77,7 @@ def program(seed: int, length: int = 80) -> list[str]:
 @pytest.mark.parametrize("core", ["cortex-a53", "cortex-a55"])
 def test_another_order_computes_the_same(core: str, seed: int) -> None:
     lines = program(seed)
-    found = arranged(lines, lines, core, "aarch64")
+    found = arrange(lines, lines, core, "aarch64")
     assert sorted(found) == sorted(lines)
     assert found != lines
     assert result(found) == result(lines)
@@ -92,7 +92,7 @@ def test_labels_and_branches_stay() -> None:
         "b.ne 1b",
         "add x1, x1, #8",
     ]
-    found = arranged(lines, lines, "cortex-a53", "aarch64")
+    found = arrange(lines, lines, "cortex-a53", "aarch64")
     assert found[:2] == lines[:2]
     assert found[4:] == lines[4:]
     assert sorted(found[2:4]) == sorted(lines[2:4])

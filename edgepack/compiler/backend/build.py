@@ -114,7 +114,7 @@ def _prepared(kernel: Kernel, name: str) -> tirx.PrimFunc:
     function, numbers = kernel.function, kernel.numbers
     if isinstance(function.body, s_tir.SBlockRealize):
         function = to_loops(function, numbers)
-    function = inside.bounded(share.in_parts(function), numbers)
+    function = inside.guard_positions(share.in_parts(function), numbers)
     inside.verify(function, name, numbers)
     return function.with_attr("global_symbol", name)
 

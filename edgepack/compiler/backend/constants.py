@@ -31,7 +31,7 @@ def of_calls(module: tvm.IRModule) -> dict[str, Numbers]:
         given = {i: _bounds(arg) for i, arg in enumerate(item.args[1])}
         name = item.args[0].name_hint
         before = found.setdefault(name, given)
-        found[name] = {i: joined(before[i], given[i]) for i in given}
+        found[name] = {i: join_bounds(before[i], given[i]) for i in given}
 
     for function in module.functions.values():
         if isinstance(function, relax.Function):
@@ -42,7 +42,9 @@ def of_calls(module: tvm.IRModule) -> dict[str, Numbers]:
     }
 
 
-def joined(one: tuple[int, int] | None, other: tuple[int, int] | None) -> tuple[int, int] | None:
+def join_bounds(
+    one: tuple[int, int] | None, other: tuple[int, int] | None
+) -> tuple[int, int] | None:
     """Bounds of both; None if one of them has none."""
     if one is None or other is None:
         return None

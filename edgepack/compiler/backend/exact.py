@@ -34,7 +34,7 @@ _INTRINSICS = {tirx.Max: "llvm.maximum", tirx.Min: "llvm.minimum"}
 
 def hide() -> tvm.transform.Pass:
     """A pass that hides arithmetic on floats from those that follow."""
-    return _on_each("edgepack.HideFloats", lambda body, _: hidden(body))
+    return _on_each("edgepack.HideFloats", lambda body, _: hide_arithmetic(body))
 
 
 def show() -> tvm.transform.Pass:
@@ -44,7 +44,7 @@ def show() -> tvm.transform.Pass:
 
 def show_again() -> tvm.transform.Pass:
     """A pass that shows what was hidden, as it was."""
-    return _on_each("edgepack.ShowFloatsAgain", lambda body, _: shown(body))
+    return _on_each("edgepack.ShowFloatsAgain", lambda body, _: show_arithmetic(body))
 
 
 def _on_each(
@@ -62,16 +62,16 @@ def without_floats(
     simplify: Callable[[tirx.PrimFunc], tirx.PrimFunc], function: tirx.PrimFunc
 ) -> tirx.PrimFunc:
     """What `simplify` makes of a function, whose arithmetic on floats it does not see."""
-    made = simplify(function.with_body(hidden(function.body)))
-    return made.with_body(shown(made.body))
+    made = simplify(function.with_body(hide_arithmetic(function.body)))
+    return made.with_body(show_arithmetic(made.body))
 
 
-def shown(body: tirx.Stmt | tirx.Expr) -> tirx.Stmt | tirx.Expr:
-    """What `hidden` hid, as it was."""
+def show_arithmetic(body: tirx.Stmt | tirx.Expr) -> tirx.Stmt | tirx.Expr:
+    """What `hide_arithmetic` hid, as it was."""
     return _shown(body, lambda item: item)
 
 
-def hidden(body: tirx.Stmt | tirx.Expr) -> tirx.Stmt | tirx.Expr:
+def hide_arithmetic(body: tirx.Stmt | tirx.Expr) -> tirx.Stmt | tirx.Expr:
     """A statement, or an expression, whose arithmetic on floats is calls of unknown functions."""
 
     def hide_one(item: tirx.Expr) -> tirx.Expr:

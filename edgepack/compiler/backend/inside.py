@@ -58,7 +58,7 @@ class Outside:
         return f"{self.what}|{self.low}|{self.high}|{self.source}|{self.where}"
 
 
-def failing(condition: tirx.Expr, outside: Outside) -> tirx.Stmt:
+def fail_unless(condition: tirx.Expr, outside: Outside) -> tirx.Stmt:
     """A statement that ends the kernel unless a condition holds."""
     kind, text = (tvm.ir.StringImm(text) for text in (KIND, outside.text()))
     return tirx.AssertStmt(condition, kind, [text])
@@ -72,7 +72,9 @@ class UnboundedAccessError(Exception):
 Numbers: TypeAlias = Mapping[int, tuple[int, int]]
 
 
-def bounded(function: tirx.PrimFunc, numbers: Numbers = MappingProxyType({})) -> tirx.PrimFunc:
+def guard_positions(
+    function: tirx.PrimFunc, numbers: Numbers = MappingProxyType({})
+) -> tirx.PrimFunc:
     """The function, of loops, with comparisons for all that is not known to be inside."""
     if not has_positions(function):
         return function
@@ -197,7 +199,7 @@ class _Guard:
         return _within(self.local.get(), self.extent)
 
     def statements(self) -> list[tir.Stmt]:
-        error = failing(self.condition, self.outside)
+        error = fail_unless(self.condition, self.outside)
         return [self.local.declare(), self.local.set(self.value), error]
 
 

@@ -17,7 +17,7 @@ from tvm import tirx
 
 from edgepack.base.paths import write_atomic
 from edgepack.compiler.backend.code import digest_of
-from edgepack.compiler.backend.constants import joined
+from edgepack.compiler.backend.constants import join_bounds
 from edgepack.compiler.backend.inside import Numbers
 from edgepack.kernels.tiles import tir
 
@@ -97,7 +97,7 @@ class Kernel:
         elements, by number."""
         given = {index: numbers.get(index) for index in range(len(self.facts.arguments))}
         before = self._numbers or given
-        self._numbers = {index: joined(before[index], given[index]) for index in given}
+        self._numbers = {index: join_bounds(before[index], given[index]) for index in given}
 
     @property
     def numbers(self) -> dict[int, tuple[int, int]]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import tvm_ffi
 from tvm import tirx
 
-from edgepack.compiler.backend.schedule.pieces import substituted
+from edgepack.compiler.backend.schedule.pieces import substitute
 from edgepack.kernels.tiles import tir
 
 PARTS = 64
@@ -35,6 +35,6 @@ def _cut(loop: tirx.For) -> tirx.For:
     first, behind = turns * part // PARTS, turns * (part + 1) // PARTS
     # From 0 on: TVM makes it so, but forgets bounds of loops inside that depend on the counter.
     turn = tir.var(loop.loop_var.name)
-    body = substituted(loop.body, loop.loop_var, turn + (first + loop.min))
+    body = substitute(loop.body, loop.loop_var, turn + (first + loop.min))
     each = tirx.For(turn, tir.integer(0), behind - first, tirx.ForKind.SERIAL, body)
     return tir.loop(part, PARTS, each, parallel=True)

@@ -84,7 +84,7 @@ def with_blocks(
 ) -> tuple[onnx.ModelProto, dict[str, ControlBlock]]:
     """A folded model with the nodes above for If, Loop and Scan; the same if it has none.
 
-    `prepare` makes bodies ready. An If stays whose shapes are not fixed: `bounded` computes both
+    `prepare` makes bodies ready. An If stays whose shapes are not fixed: `fix_sizes` computes both
     of its branches. Raises `UnsupportedOperatorError`.
     """
     if not any(node.op_type in CONTROL for node in proto.graph.node):

@@ -15,9 +15,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from edgepack.compiler.frontend.folding import computed, value_of_shape
+from edgepack.compiler.frontend.folding import compute_node, value_of_shape
 from edgepack.compiler.frontend.forms import attribute, known_shapes
-from edgepack.compiler.frontend.inlining import copied
+from edgepack.compiler.frontend.inlining import copy_nodes
 from edgepack.model import opset_of
 
 CONTROL = ("If", "Loop", "Scan")
@@ -27,7 +27,7 @@ FEW_NODES = 400
 MOST_NODES = 20_000
 
 
-def straightened(proto: onnx.ModelProto, most_nodes: int = FEW_NODES) -> onnx.ModelProto:
+def straighten(proto: onnx.ModelProto, most_nodes: int = FEW_NODES) -> onnx.ModelProto:
     """The model without the If, Loop and Scan that are known; the same if it has none.
 
     A loop of more than `most_nodes` is left alone.
@@ -111,7 +111,7 @@ class _Unrolled:
         """Remember a node's results, if they are known."""
         if node.op_type in CONTROL or all(name in self.found for name in node.output if name):
             return
-        made = value_of_shape(node, self.shapes) or computed(node, self.known, self.proto)
+        made = value_of_shape(node, self.shapes) or compute_node(node, self.known, self.proto)
         for tensor in made or ():
             self.known[tensor.name] = self.found[tensor.name] = tensor
 
@@ -140,7 +140,7 @@ class _Unrolled:
             names[tensor.name] = copy.name
             self.tensors.append(copy)
             self.known[copy.name] = copy
-        nodes = copied(graph.node, names, prefix)
+        nodes = copy_nodes(graph.node, names, prefix)
         made = {name for node in graph.node for name in node.output}
         results = [
             names.get(value.name, prefix + value.name if value.name in made else value.name)

@@ -15,7 +15,7 @@ from tvm import relax, te, tirx
 from edgepack.compiler.errors import UnsupportedFormError
 from edgepack.compiler.frontend import positions
 from edgepack.compiler.frontend.positions import Reach
-from edgepack.compiler.frontend.resizing import Emit, resized
+from edgepack.compiler.frontend.resizing import Emit, emit_resize
 from edgepack.kernels.whole import sorting
 
 
@@ -57,7 +57,9 @@ class Node:
             return given
         if "int" in kind and kind not in ("int32", "int64"):
             given, kind = self.emit(relax.op.astype(given, "int64")), "int64"
-        kernel = positions.compared(shape, kind, limits, f"{self.title}: its input '{name}'")
+        kernel = positions.compare_positions(
+            shape, kind, limits, f"{self.title}: its input '{name}'"
+        )
         return self.call("positions", kernel, [given], [(shape, kind)])[0]
 
 
@@ -217,7 +219,7 @@ def _padded_by(node: Node, mode: str) -> relax.Expr:
 def resize(node: Node) -> relax.Expr:
     """Resizes as those of images where TVM has them, else axis by axis.
 
-    Raises UnsupportedFormError as `resized` and `resized_by_axis` do.
+    Raises UnsupportedFormError as `emit_resize` and `resized_by_axis` do.
     """
     return _resized(node, node.inputs, node.opset)
 
@@ -228,12 +230,12 @@ def _resized(node: Node, inputs: Sequence[Any], opset: int) -> relax.Expr:
     data, *rest = inputs
     dtype, mode = str(data.ty.dtype), node.attributes.get("mode", b"nearest")
     if mode == b"nearest" or dtype.startswith("float"):
-        return resized(inputs, node.attributes, opset, node.by_tvm, node.emit)
+        return emit_resize(inputs, node.attributes, opset, node.by_tvm, node.emit)
     corners = node.attributes.get("coordinate_transformation_mode") == b"align_corners"
     if node.attributes.get("antialias", 0) or (mode == b"cubic" and corners):
         raise UnsupportedFormError(f"it interpolates {dtype} in this mode")
     real = node.emit(relax.op.astype(data, "float32"))
-    made = node.emit(resized([real, *rest], node.attributes, opset, node.by_tvm, node.emit))
+    made = node.emit(emit_resize([real, *rest], node.attributes, opset, node.by_tvm, node.emit))
     if mode == b"cubic":
         info = np.iinfo(dtype)
         made = node.emit(relax.op.round(made))

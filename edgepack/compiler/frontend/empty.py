@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from edgepack.compiler.frontend.folding import computed
+from edgepack.compiler.frontend.folding import compute_node
 from edgepack.compiler.frontend.forms import attribute, known_shapes
 from edgepack.model import infer_shapes
 
@@ -89,7 +89,7 @@ def without_empty_reductions(proto: onnx.ModelProto) -> onnx.ModelProto:
     changed.CopyFrom(proto)
     left = []
     for node in changed.graph.node:
-        made = computed(node, known, proto) if is_empty(node) else None
+        made = compute_node(node, known, proto) if is_empty(node) else None
         if made is None:
             left.append(node)
         else:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import onnx
 import onnx.inliner
 
-from edgepack.compiler.frontend.control import straightened
+from edgepack.compiler.frontend.control import straighten
 from edgepack.compiler.frontend.inlining import definition
-from edgepack.compiler.frontend.microsoft import defined
+from edgepack.compiler.frontend.microsoft import define_operators
 from edgepack.compiler.frontend.narrow import without_narrow
 from edgepack.compiler.frontend.operators import OPERATORS, Operator, supported_operators
 from edgepack.compiler.frontend.sequences import with_lengths
@@ -27,7 +27,7 @@ def expand(proto: onnx.ModelProto) -> onnx.ModelProto:
     failed: set[tuple[str, str]] = set()
     # A definition may hold operators that have one themselves.
     for _ in range(4):
-        proto = defined(proto)
+        proto = define_operators(proto)
         names = {
             (node.domain, node.op_type)
             for node in walk_nodes(proto.graph)
@@ -39,7 +39,7 @@ def expand(proto: onnx.ModelProto) -> onnx.ModelProto:
                 failed.add(name)
             else:
                 proto = inlined
-        proto = straightened(proto)
+        proto = straighten(proto)
     return with_lengths(proto)
 
 

@@ -19,7 +19,7 @@ _HALF, _SINGLE = TensorProto.FLOAT16, TensorProto.FLOAT
 _TYPES = ("to", "dtype")
 
 
-def widened(proto: onnx.ModelProto) -> onnx.ModelProto:
+def widen(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with float32 for float16 everywhere but in its inputs and outputs.
 
     The same model if it has no float16.

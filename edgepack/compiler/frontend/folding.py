@@ -244,7 +244,7 @@ def _fold_once(proto: onnx.ModelProto) -> bool:
     for node in graph.node:
         made = None
         if not outputs & set(node.output):
-            made = value_of_shape(node, shapes) or computed(node, known, proto)
+            made = value_of_shape(node, shapes) or compute_node(node, known, proto)
         if made is None:
             left.append(node)
             continue
@@ -271,7 +271,7 @@ def value_of_shape(
     return [numpy_helper.from_array(value, node.output[0])]
 
 
-def computed(
+def compute_node(
     node: onnx.NodeProto, known: Mapping[str, onnx.TensorProto], proto: onnx.ModelProto
 ) -> list[onnx.TensorProto] | None:
     """The results of a node of constants, None for any other."""

@@ -28,12 +28,12 @@ from edgepack.compiler.errors import (
     first_line,
 )
 from edgepack.compiler.frontend.blocks import CHOOSE, REPEAT, Around, Prepared, with_blocks
-from edgepack.compiler.frontend.bounded import bounded
-from edgepack.compiler.frontend.control import MOST_NODES, straightened
+from edgepack.compiler.frontend.bounded import fix_sizes
+from edgepack.compiler.frontend.control import MOST_NODES, straighten
 from edgepack.compiler.frontend.conversions import Node
 from edgepack.compiler.frontend.empty import without_empty, without_empty_reductions
 from edgepack.compiler.frontend.expand import expand
-from edgepack.compiler.frontend.float16 import widened
+from edgepack.compiler.frontend.float16 import widen
 from edgepack.compiler.frontend.folding import FoldByNumpy, fold, fold_by_reference
 from edgepack.compiler.frontend.load import CheckedModel
 from edgepack.compiler.frontend.narrow_floats import check_narrow_floats
@@ -68,7 +68,7 @@ def import_model(model: CheckedModel, leave: Leave = _none) -> tvm.IRModule:
     `DynamicShapeError` for a shape inside that depends on the data, or `UnsupportedOperatorError`
     for what is left after constant folding.
     """
-    return _imported(model, prepared(model.path, model.expanded, leave))
+    return _imported(model, prepare_model(model.path, model.expanded, leave))
 
 
 def _imported(model: LoadedModel, ready: Prepared) -> tvm.IRModule:
@@ -90,11 +90,11 @@ def _imported(model: LoadedModel, ready: Prepared) -> tvm.IRModule:
             warnings.simplefilter("ignore")
             module = importer.convert(proto)
     except UnsupportedFormError as error:
-        raise refused(model.path, importer.node, str(error)) from error
+        raise refusal_of(model.path, importer.node, str(error)) from error
     except Exception as error:  # TVM raises anything from AssertionError to tvm.error.*
         _check_static(model, proto)
         log.debug("%s: %s", model.path, error, exc_info=True)
-        raise refused(model.path, importer.node, _reason(error)) from error
+        raise refusal_of(model.path, importer.node, _reason(error)) from error
     apart.at("folding constants by numpy")
     module = relax.transform.DecomposeOpsForInference()(module)
     module["main"] = with_images(FoldByNumpy(module).visit_expr(module["main"]))
@@ -106,7 +106,7 @@ def _imported(model: LoadedModel, ready: Prepared) -> tvm.IRModule:
     return module.with_attr(_BLOCKS, blocks) if blocks else module
 
 
-def prepared(
+def prepare_model(
     path: Path, expanded: onnx.ModelProto, leave: Leave = _none, around: Around = _NO_LOOP
 ) -> Prepared:
     """A model of `CheckedModel.expanded` as it is imported.
@@ -119,7 +119,7 @@ def prepared(
         return _prepared(path, expanded, leave, around)
     except UnsupportedOperatorError:
         # A loop that can be no block, as its shapes change from turn to turn, may be written out.
-        straight = straightened(expanded, MOST_NODES)
+        straight = straighten(expanded, MOST_NODES)
         if straight is expanded:
             raise
         return _prepared(path, expand(straight), leave, around)
@@ -127,20 +127,20 @@ def prepared(
 
 def _prepared(path: Path, expanded: onnx.ModelProto, leave: Leave, around: Around) -> Prepared:
     apart.at("folding constants")
-    folded = fold(path, without_empty_reductions(widened(expanded)))
+    folded = fold(path, without_empty_reductions(widen(expanded)))
     proto = without_empty(folded)
     if proto is not folded:
         proto = fold_by_reference(proto)
     apart.at("looking at loops and branches")
     proto, blocks = with_blocks(
-        path, proto, lambda body, inside: prepared(path, expand(body), leave, inside), around
+        path, proto, lambda body, inside: prepare_model(path, expand(body), leave, inside), around
     )
     if blocks:
         # Behind a loop more shapes are known than before.
         proto = fold_by_reference(proto)
     apart.at("giving sizes that depend on the data a bound")
     open_ = proto
-    proto, bounds = bounded(path, proto)
+    proto, bounds = fix_sizes(path, proto)
     if proto is not open_:
         # What a shape was reshaped or repeated to is known now.
         proto = fold_by_reference(proto)
@@ -290,7 +290,7 @@ def _is_atom(value: relax.Expr) -> bool:
     return isinstance(value, relax.Var | tvm.ir.GenericConst)
 
 
-def refused(path: Path, node: onnx.NodeProto, why: str = "") -> ImportModelError:
+def refusal_of(path: Path, node: onnx.NodeProto, why: str = "") -> ImportModelError:
     """The error for a node whose operator is known, and whose form is not."""
     attributes = ", ".join(onnx.helper.printable_attribute(item) for item in node.attribute)
     return ImportModelError(

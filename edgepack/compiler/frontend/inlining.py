@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import onnx
 
 
-def copied(
+def copy_nodes(
     nodes: Iterable[onnx.NodeProto], names: Mapping[str, str], prefix: str
 ) -> list[onnx.NodeProto]:
     """Copies of nodes, with other names for some values, and `prefix` before those they make.
@@ -85,7 +85,7 @@ def definition(
     for name, default in schema.attributes.items():
         if name not in attributes and default.default_value.type:
             attributes[name] = default.default_value
-    copies = copied(body.node, names, prefix)
+    copies = copy_nodes(body.node, names, prefix)
     for copy in copies:
         _bind(copy, attributes)
     return copies

@@ -74,7 +74,7 @@ def inspect_model(
     errors of `edgepack.model.read_model`.
     """
     from edgepack.compiler.frontend.expand import expand
-    from edgepack.compiler.frontend.operators import unsupported
+    from edgepack.compiler.frontend.operators import find_unsupported
 
     path = Path(path)
     spec = ModelSpec(path=path, shapes=shapes or {}, constants=constants or {}, states=states or {})
@@ -88,7 +88,7 @@ def inspect_model(
         apart.at("checking its operators")
         # What is left of some operators hangs on shapes: on any, where the model tells none.
         tried = with_some_shapes(spec, model)
-        nodes = unsupported(expanded if tried is None else expand(read_model(tried).proto))
+        nodes = find_unsupported(expanded if tried is None else expand(read_model(tried).proto))
     weights = [t for t in _weights(proto) if dtype_name(t.data_type) != "int64"]
     return ModelInfo(
         path=path,

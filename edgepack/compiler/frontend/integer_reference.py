@@ -26,9 +26,9 @@ def integer_model(
     if not is_quantized(proto):
         return None
     from edgepack.compiler.frontend.expand import expand
-    from edgepack.compiler.frontend.importer import prepared
+    from edgepack.compiler.frontend.importer import prepare_model
 
-    made = prepared(path, expand(proto), lambda _found: floats)
+    made = prepare_model(path, expand(proto), lambda _found: floats)
     has_integers = any(node.op_type == NODE for node in made.proto.graph.node)
     known = not made.bounds and not made.blocks
     return made.proto if (has_integers or floats) and known else None

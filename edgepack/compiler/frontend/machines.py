@@ -34,18 +34,20 @@ def linear_regressor(node: Node) -> relax.Expr:
 
 
 def linear_classifier(node: Node) -> relax.Expr:
-    """LinearClassifier: labels, and scores. Raises as `scores.labels_of` and `transformed` do."""
+    """LinearClassifier: labels, and scores. Raises what `labels_of` and `transform_scores` do."""
     attributes = node.attributes
     labels, how = scores.labels_of(attributes, "classlabels_ints"), scores.transform_of(node)
     shift = attributes.get("intercepts") or [0.0] * len(labels)
     weights = np.array(attributes["coefficients"]).reshape(len(shift), -1)
     total = _products(node, scores.rows_of(node), weights.T, shift)
     if len(shift) > 1:
-        return relax.Tuple([scores.best(node, total, labels), scores.transformed(node, total, how)])
+        return relax.Tuple(
+            [scores.best(node, total, labels), scores.transform_scores(node, total, how)]
+        )
     if len(labels) != 2:
         raise UnsupportedFormError(f"it has {len(labels)} classes and coefficients for one")
     label = scores.best_of_two(node, total, labels)
-    return relax.Tuple([label, scores.both(node, total, how, is_share=True)])
+    return relax.Tuple([label, scores.scores_of_both(node, total, how, is_share=True)])
 
 
 def svm_regressor(node: Node) -> relax.Expr:
@@ -86,11 +88,11 @@ def svm_classifier(node: Node) -> relax.Expr:
     )
     label = scores.best(node, _votes(node, total, pairs, len(labels)), labels)
     if attributes.get("prob_a"):
-        made = scores.transformed(node, _probabilities(node, total, pairs, len(labels)), how)
+        made = scores.transform_scores(node, _probabilities(node, total, pairs, len(labels)), how)
     elif len(labels) == 2:
-        made = scores.both(node, total, how, is_share=how != "NONE")
+        made = scores.scores_of_both(node, total, how, is_share=how != "NONE")
     else:
-        made = scores.transformed(node, total, how)
+        made = scores.transform_scores(node, total, how)
     return relax.Tuple([label, made])
 
 
@@ -110,7 +112,7 @@ def _linear_machine(node: Node, labels: list[int], how: str) -> relax.Expr:
         reached = relax.op.greater_equal if positive else relax.op.greater
         above = node.emit(reached(top, relax.const(0.5 if positive else 0.0, "float32")))
         label = node.emit(relax.op.where(above, relax.const(labels[1], "int64"), label))
-    return relax.Tuple([label, scores.transformed(node, total, how)])
+    return relax.Tuple([label, scores.transform_scores(node, total, how)])
 
 
 def _of_pairs(
@@ -169,7 +171,7 @@ def _probabilities(
     table = node.emit(relax.op.reshape(table, [rows, classes, classes]))
     scratch = [((classes, classes), "float32"), ((classes,), "float32")]
     results = [((rows, classes), "float32"), *scratch]
-    return node.call("coupled", coupling.coupled(rows, classes), [table], results)[0]
+    return node.call("coupled", coupling.couple(rows, classes), [table], results)[0]
 
 
 def _kernels(node: Node, data: relax.Expr) -> relax.Expr:

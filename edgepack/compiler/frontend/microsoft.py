@@ -75,7 +75,7 @@ class _Line:
 _Define = Callable[[_Line, Mapping[str, tuple[int, ...]]], bool]
 
 
-def defined(proto: onnx.ModelProto) -> onnx.ModelProto:
+def define_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with these operators replaced, the same if it has none."""
     if not any(_definition(node) for node in proto.graph.node):
         return proto
@@ -277,7 +277,7 @@ _DEFINITIONS: Mapping[str, _Define] = {
     "MatMulIntegerToFloat": microsoft_quantized.matmul_to_float,
     "MatMulNBits": _matmul_n_bits,
     "QAttention": microsoft_quantized.attention,
-    "QEmbedLayerNormalization": microsoft_quantized.embedding,
+    "QEmbedLayerNormalization": microsoft_quantized.float_embedding,
     "QuickGelu": _quick_gelu,
     "SimplifiedLayerNormalization": _simplified_norm,
     "SkipLayerNormalization": _skip_norm,

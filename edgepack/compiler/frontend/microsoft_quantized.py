@@ -19,7 +19,7 @@ def dynamic_matmul(line: Any, _: _Shapes) -> bool:
     if line.opset < _DYNAMIC:
         return False
     whole, step, zero = line.several("DynamicQuantizeLinear", 3, line.input(0))
-    product = line.op("MatMulInteger", whole, line.input(1), zero, *given(line, 3))
+    product = line.op("MatMulInteger", whole, line.input(1), zero, *optional_input(line, 3))
     _scaled(line, product, line.op("Mul", step, line.input(2)), line.input(4))
     return True
 
@@ -29,13 +29,13 @@ _DYNAMIC = 11  # the opset of DynamicQuantizeLinear
 
 def matmul_to_float(line: Any, _: _Shapes) -> bool:
     """MatMulIntegerToFloat."""
-    zeros = [line.input(4), line.input(5)] if line.input(5) else given(line, 4)
+    zeros = [line.input(4), line.input(5)] if line.input(5) else optional_input(line, 4)
     product = line.op("MatMulInteger", line.input(0), line.input(1), *zeros)
     _scaled(line, product, line.op("Mul", line.input(2), line.input(3)), line.input(6))
     return True
 
 
-def given(line: Any, position: int) -> list[str]:
+def optional_input(line: Any, position: int) -> list[str]:
     """An input, if it is not left out."""
     return [line.input(position)] if line.input(position) else []
 
@@ -117,13 +117,13 @@ def _mask(line: Any, shapes: _Shapes, batch: int, length: int, masked: float) ->
     return made
 
 
-def embedding(line: Any, _: _Shapes) -> bool:
+def float_embedding(line: Any, _: _Shapes) -> bool:
     """QEmbedLayerNormalization: the float operator of tables that are floats again."""
     tables = []
     for position in range(5):
         whole, scale, zero = (line.input(position + at) for at in (2, 8, 13))
         tables.append(_real(line, whole, scale, zero) if whole else "")
-    mask = given(line, 7)
+    mask = optional_input(line, 7)
     epsilon = attribute(line.node, "epsilon", 1e-12)
     line.several(
         "EmbedLayerNormalization",

@@ -103,7 +103,7 @@ _SIZE_DEPENDS_ON_DATA = _never(
     "its output's shape depends on the data",
     "end the model before it, and do its work in the application",
 )
-# What has a size of its own is written anew by `bounded`, with a count.
+# What has a size of its own is written anew by `fix_sizes`, with a count.
 _BOUNDED = Operator(convert=lambda _: None)
 _OPTIONAL = _never(
     "optional values have no place in a fixed plan",
@@ -160,7 +160,7 @@ OPERATORS: Mapping[str, Operator] = {
     "Binarizer": Operator(domain=_CLASSIC, convert=classic.binarizer),
     "BitCast": Operator(convert=conversions.bit_cast),
     "BitShift": Operator(convert=conversions.bit_shift),
-    # What `bounded` puts in the place of NonMaxSuppression, NonZero and Unique.
+    # What `fix_sizes` puts in the place of NonMaxSuppression, NonZero and Unique.
     "BoundedNonMaxSuppression": Operator(domain=DOMAIN, convert=selection.non_max_suppression),
     "BoundedNonZero": Operator(domain=DOMAIN, convert=selection.nonzero),
     "BoundedPlaces": Operator(domain=DOMAIN, convert=selection.places),
@@ -364,12 +364,12 @@ def supported_operators() -> frozenset[str]:
 
 def check_operators(path: Path, proto: onnx.ModelProto) -> None:
     """Raise `UnsupportedOperatorError` if something in an expanded model does not compile."""
-    nodes = unsupported(proto)
+    nodes = find_unsupported(proto)
     if nodes:
         raise UnsupportedOperatorError(path, nodes)
 
 
-def unsupported(proto: onnx.ModelProto) -> list[Unsupported]:
+def find_unsupported(proto: onnx.ModelProto) -> list[Unsupported]:
     """The nodes of an expanded model that do not compile, those of subgraphs included.
 
     Nodes whose inputs are all constant do not count: they are folded away.

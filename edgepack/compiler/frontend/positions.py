@@ -31,7 +31,9 @@ class Reach:
         return cls(-extent, extent - 1, extent)
 
 
-def compared(shape: Sequence[int], kind: str, limits: Sequence[Reach], what: str) -> tirx.PrimFunc:
+def compare_positions(
+    shape: Sequence[int], kind: str, limits: Sequence[Reach], what: str
+) -> tirx.PrimFunc:
     """A kernel that fails at a position outside of its limits: those of its place in the last axis,
     or the only ones.
 
@@ -58,7 +60,9 @@ def compared(shape: Sequence[int], kind: str, limits: Sequence[Reach], what: str
                 tirx.Select(good, tir.load(counted, first), tir.cast(number, kind)),
                 first,
             ),
-            inside.failing(good, inside.Outside(what, limit.low, limit.high, source=0, where=1)),
+            inside.fail_unless(
+                good, inside.Outside(what, limit.low, limit.high, source=0, where=1)
+            ),
             tir.store(counted, found, at),
         )
 

@@ -24,7 +24,7 @@ Convert = Callable[[list[relax.Expr | None]], relax.Expr]
 Emit = Callable[[relax.Expr], relax.Expr]
 
 
-def resized(
+def emit_resize(
     inputs: Sequence[relax.Expr | None],
     attributes: Mapping[str, Any],
     opset: int,

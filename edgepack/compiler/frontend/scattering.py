@@ -129,7 +129,7 @@ def shifted_window(node: Node) -> relax.Expr:
     steps = shape_of(given)[axis]
     outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     window = (outer, shape[axis], inner)
-    kernel = updates.shifted(window, dtype_of(data), steps)
+    kernel = updates.shift_window(window, dtype_of(data), steps)
     flat, part = (outer, shape[axis] * inner), (outer, steps * inner)
     return relax.op.reshape(_call(node, kernel, [(data, flat), (given, part)]), shape)
 

@@ -56,7 +56,7 @@ def best_of_two(
     return node.emit(relax.op.squeeze(node.emit(relax.op.where(is_above, *chosen)), [1]))
 
 
-def both(node: Node, score: relax.Expr, how: str, *, is_share: bool) -> relax.Expr:
+def scores_of_both(node: Node, score: relax.Expr, how: str, *, is_share: bool) -> relax.Expr:
     """The scores of two classes by that of the second, [rows, 1].
 
     `is_share`: but for LOGISTIC they are shares of one. Raises UnsupportedFormError for PROBIT, of
@@ -69,10 +69,10 @@ def both(node: Node, score: relax.Expr, how: str, *, is_share: bool) -> relax.Ex
     else:
         other = relax.op.negative(score)
     pair = node.emit(relax.op.concat([node.emit(other), score], 1))
-    return transformed(node, pair, "LOGISTIC") if how == "LOGISTIC" else pair
+    return transform_scores(node, pair, "LOGISTIC") if how == "LOGISTIC" else pair
 
 
-def transformed(node: Node, total: relax.Expr, how: str) -> relax.Expr:
+def transform_scores(node: Node, total: relax.Expr, how: str) -> relax.Expr:
     """Scores as ONNX's post_transform makes them of sums, two columns or more."""
     if how == "NONE":
         return total

@@ -1,6 +1,6 @@
 """Operators whose result has a size of its own, with room for the largest one and a count.
 
-`bounded` puts them into the model, in place of those that ONNX has. Their last output is the count.
+`fix_sizes` puts them into the model, in place of those of ONNX. Their last output is the count.
 """
 
 from __future__ import annotations

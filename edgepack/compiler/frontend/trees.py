@@ -150,7 +150,7 @@ def tree_ensemble(node: Node) -> relax.Expr:
             made.children[one] = [yes, other]
     made.roots = [chains[root][0] for root in attributes["tree_roots"]]
     total = made.total(node, targets, aggregate)
-    return scores.transformed(node, total, _TRANSFORMS[attributes.get("post_transform", 0)])
+    return scores.transform_scores(node, total, _TRANSFORMS[attributes.get("post_transform", 0)])
 
 
 def _old(attributes: dict[str, Any], kind: str) -> _Forest:
@@ -193,7 +193,7 @@ def tree_ensemble_regressor(node: Node) -> relax.Expr:
     total = _old(attributes, "target").total(node, attributes.get("n_targets", 1), aggregate)
     base = _base(attributes)
     total = _shifted(node, total, base) if base else total
-    return scores.transformed(node, total, scores.transform_of(node))
+    return scores.transform_scores(node, total, scores.transform_of(node))
 
 
 def tree_ensemble_classifier(node: Node) -> relax.Expr:
@@ -212,7 +212,9 @@ def tree_ensemble_classifier(node: Node) -> relax.Expr:
         return _binary(node, total, labels, base, leaves.pop())
     if base:
         total = _shifted(node, total, base)
-    return relax.Tuple([scores.best(node, total, labels), scores.transformed(node, total, how)])
+    return relax.Tuple(
+        [scores.best(node, total, labels), scores.transform_scores(node, total, how)]
+    )
 
 
 def _binary(
@@ -229,9 +231,9 @@ def _binary(
     score = node.emit(relax.op.strided_slice(total, [1], [column], [column + 1]))
     score = _shifted(node, score, base) if base else score
     if column:  # then the first class has a score, too: zero
-        pair = scores.transformed(node, total, how)
+        pair = scores.transform_scores(node, total, how)
     else:
-        pair = scores.both(node, score, how, is_share=are_shares)
+        pair = scores.scores_of_both(node, score, how, is_share=are_shares)
     label = scores.best_of_two(node, score, labels, above=0.5 if are_shares else 0.0)
     return relax.Tuple([label, pair])
 

@@ -17,7 +17,7 @@ from edgepack.compiler.backend.kernel import Kernel
 from edgepack.compiler.backend.plan import Lowered, LoweredBlock
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.frontend import importer, ranges
-from edgepack.compiler.frontend.float16 import widened
+from edgepack.compiler.frontend.float16 import widen
 from edgepack.compiler.frontend.load import CheckedModel
 from edgepack.compiler.frontend.quantized import Recognition
 from edgepack.compiler.gpu import lower as gpu_lower
@@ -74,7 +74,7 @@ def plan_model(model: CheckedModel, board: Board, gpu: Gpu, precision: Precision
     target = llvm.tvm_target(board)
     if precision.is_half and precision.samples:
         apart.at("looking for what half precision has no room for")
-        found = ranges.find(widened(model.expanded), precision.samples, computes=False)
+        found = ranges.find(widen(model.expanded), precision.samples, computes=False)
         precision = replace(precision, exact={**found.exact, **precision.exact})
     imported = importer.import_model(model, refuse)
     bounds = importer.bounds_of(imported)

@@ -25,8 +25,8 @@ from edgepack.kernels.places import (
     broadcast,
     columns,
     places,
-    reshaped,
-    transposed,
+    reshape_view,
+    transpose_view,
 )
 
 Binding = tuple[relax.Var, relax.Expr]
@@ -226,7 +226,7 @@ class _Search:
             return None
         if len(known) < len(masks):
             return None
-        swap = transposed([*range(len(heads)), len(heads) + 1, len(heads)])
+        swap = transpose_view([*range(len(heads)), len(heads) + 1, len(heads)])
         inside = {*scores.inside, var, *weighted, *self._path(weighted[-1], result)}
         return _Match(
             result=result,
@@ -313,7 +313,7 @@ class _Search:
 
         The value may be a multiple of it unless `exact`.
         """
-        behind = (broadcast(full), reshaped(shape))
+        behind = (broadcast(full), reshape_view(shape))
         for source in reversed(sources(value, self.made)):
             if _is_float(source.value) and not (exact and source.factor != 1):
                 there = source.places(behind=behind)
@@ -326,7 +326,7 @@ class _Search:
     ) -> _InMemory | None:
         """What is added to scores of `shape`, as `full`."""
         constant = constant_of(value)
-        behind = (broadcast(shape), reshaped(full))
+        behind = (broadcast(shape), reshape_view(full))
         if constant is not None:
             if constant.dtype != "float32":
                 return None
@@ -342,18 +342,18 @@ class _Search:
     def _written(self, var: relax.Var, shape: tuple[int, ...]) -> tuple[relax.Var, Places | None]:
         """The last transposition of a product, and where that has the product's elements, as
         `shape`. If its rows do not lie side by side there, it is left out."""
-        best = var, places(shape_of(var), [reshaped(shape)])
+        best = var, places(shape_of(var), [reshape_view(shape)])
         back: list[View] = []
         while (reader := self._reader(var)) is not None:
             call = self.made[reader]
             if _is(call, "permute_dims"):
                 axes = [int(axis) for axis in call.attrs.axes or range(len(shape_of(var)))[::-1]]
-                back.insert(0, transposed(np.argsort(axes).tolist()))
-                there = places(shape_of(reader), [*back, reshaped(shape)])
+                back.insert(0, transpose_view(np.argsort(axes).tolist()))
+                there = places(shape_of(reader), [*back, reshape_view(shape)])
                 if there is not None and there.strides[-1] == 1:
                     best = reader, there
             elif _is(call, "reshape"):
-                back.insert(0, reshaped(shape_of(var)))
+                back.insert(0, reshape_view(shape_of(var)))
             else:
                 break
             var = reader
@@ -430,7 +430,7 @@ def _joined(
         for member in members:
             width = len(member.bias)
             shape = shape_of(member.var)
-            bases[member.var] = joint, (columns(start, width), reshaped(shape))
+            bases[member.var] = joint, (columns(start, width), reshape_view(shape))
             start += width
         added[first.var] = made_here
     left: list[Binding] = []

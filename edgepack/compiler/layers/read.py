@@ -30,7 +30,7 @@ from edgepack.compiler.layers.tensors import (
     variables,
 )
 from edgepack.kernels import integer
-from edgepack.kernels.axis import ResizeAttributes, padded
+from edgepack.kernels.axis import ResizeAttributes, pad_positions
 from edgepack.kernels.layer import (
     Concatenation,
     Convolution,
@@ -420,8 +420,8 @@ def _pad(_var: relax.Var, call: relax.Call) -> Read | None:
     above, below = widths[4:6] if len(widths) == 8 else (0, 0)
     operator = Resampling(
         kind=kind,
-        rows=padded(kind, height, above, below),
-        columns=padded(kind, width, *widths[-2:]),
+        rows=pad_positions(kind, height, above, below),
+        columns=pad_positions(kind, width, *widths[-2:]),
         outside=float(attrs.pad_value),
     )
     return Read(operator=operator, inputs=(data,))

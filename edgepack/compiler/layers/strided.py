@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tvm import relax
 
 from edgepack.compiler.layers.tensors import constant_of, shape_of
-from edgepack.kernels.places import Places, View, broadcast, places, reshaped, transposed
+from edgepack.kernels.places import Places, View, broadcast, places, reshape_view, transpose_view
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,12 +55,12 @@ def _step(var: relax.Var, call: relax.Expr | None) -> tuple[relax.Var, View | No
         return None
     view = None
     if name in ("reshape", "expand_dims", "squeeze"):
-        view = reshaped(shape)
+        view = reshape_view(shape)
     elif name == "broadcast_to":
         view = broadcast(shape)
     elif name == "permute_dims":
         rank = len(shape)
-        view = transposed([int(axis) for axis in call.attrs.axes or reversed(range(rank))])
+        view = transpose_view([int(axis) for axis in call.attrs.axes or reversed(range(rank))])
     elif name == "take":
         view = _taken(call)
     elif name == "strided_slice":

@@ -207,7 +207,7 @@ def _left(program: Sequence[Step], after: Sequence[Sequence[int]]) -> list[int]:
     return left
 
 
-def arranged(lines: Sequence[str], texts: Sequence[str], core: str, arch: str) -> list[str]:
+def arrange(lines: Sequence[str], texts: Sequence[str], core: str, arch: str) -> list[str]:
     """A function's lines, block by block in a core's order; `texts` are the same as they are
     parsed, with registers for names."""
     # What the numbers in addresses are changes no order.

@@ -37,7 +37,7 @@ class Timing:
     gap: int = 0  # cycles lost after it
 
 
-def timing(instruction: ArmInstruction, core: Core) -> Timing:
+def time_instruction(instruction: ArmInstruction, core: Core) -> Timing:
     """Of an instruction on a core."""
     kind = instruction.kind
     if kind is ArmKind.NOTHING:
@@ -210,7 +210,7 @@ Step = tuple[ArmInstruction, Timing]
 
 def steps(program: Iterable[ArmInstruction], core: Core) -> list[Step]:
     """Instructions with their timings."""
-    return [(instruction, timing(instruction, core)) for instruction in program]
+    return [(instruction, time_instruction(instruction, core)) for instruction in program]
 
 
 def issue_cycles(program: Iterable[Step], core: Core) -> list[int]:

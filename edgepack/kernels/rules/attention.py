@@ -35,7 +35,7 @@ from edgepack.kernels.tiles.product import (
     ProductLoops,
     Shape,
     Window,
-    chosen_of,
+    choose_among,
     rank_tiles,
     type_of_sums,
 )
@@ -247,7 +247,9 @@ class AttentionKernel:
         self, block: int, chosen: Way | None = None
     ) -> tuple[tile.RegisterTile, tile.RegisterTile]:
         scores = self._ranked(block, self.depth, self.keys, self.score_lanes)
-        return chosen_of(scores, chosen), self._ranked(block, self.keys, self.width, self.lanes)[0]
+        return choose_among(scores, chosen), self._ranked(block, self.keys, self.width, self.lanes)[
+            0
+        ]
 
     @cached_property
     def _cycles(self) -> float:
@@ -382,14 +384,14 @@ class AttentionKernel:
                     lambda place: pack(turn * packed + place, place),
                     parallel=True,
                 ),
-                shared("item", packed * blocks, slots, item, parallel=True),
+                share_items("item", packed * blocks, slots, item, parallel=True),
             )
 
         def function() -> tirx.PrimFunc:
             if shares.by_heads:
-                body = shared("head", self.heads, slots, one_head, parallel=slots > 1)
+                body = share_items("head", self.heads, slots, one_head, parallel=slots > 1)
             elif shares.turns == 1 and slots <= self.heads:
-                body = shared("item", self.heads * blocks, slots, one_item, parallel=True)
+                body = share_items("item", self.heads * blocks, slots, one_item, parallel=True)
             else:
                 body = tir.loop_of("turn", shares.turns, some_heads)
             arguments = [*given.arguments, room.bias, room.out]
@@ -508,7 +510,7 @@ class AttentionKernel:
             ) -> tirx.Expr:
                 return self._score(room, head, query, at, start + index * lanes, lanes, inside)
 
-            found = rows.gathered(names, count, lanes, float("-inf"), tirx.max, one)
+            found = rows.gather(names, count, lanes, float("-inf"), tirx.max, one)
             most = names.bind("most", tirx.max(most, found))
         for i in range(self.keys, self.row_size):
             names.add(self.put(room, infinity, at + i))
@@ -523,7 +525,7 @@ class AttentionKernel:
             return value
 
         count = self.row_size // lanes
-        total = rows.gathered(
+        total = rows.gather(
             names, count, lanes, 0.0, lambda a, b: a + b, power, side_by_side=_EXPONENTIALS
         )
         names.add(tir.store(room.sums, tir.number(1.0, ELEMENT.name) / total, [share]))
@@ -635,7 +637,7 @@ class AttentionKernel:
             lines = [
                 tir.load(source, [start + key(column + i) * step + k], side) for i in range(side)
             ]
-            for i, line in enumerate(tir.transposed(names, lines)):
+            for i, line in enumerate(tir.transpose(names, lines)):
                 names.add(tir.store(room.keys, line, [to + (k + i) * wide], side))
             return names.done()
 
@@ -735,7 +737,7 @@ class Packed(Room):
     functions: micro.AssemblyFunctions
 
 
-def shared(
+def share_items(
     name: str,
     items: int,
     cores: int,

@@ -24,12 +24,12 @@ from edgepack.kernels.tiles.product import (
     Shape,
     Window,
     choose_tile,
+    most_unrolled,
     pack_bias,
     pack_weights,
     rank_tiles,
     stored_halves,
     stream_cycles,
-    unrolled,
 )
 from edgepack.kernels.tiles.tile import RegisterTile
 from edgepack.kernels.value import extent
@@ -318,7 +318,7 @@ def _other_loops(
             for one in islice(held, 1)
         ]
     if kernel is None:
-        usual = unrolled(site.cpu)
+        usual = most_unrolled(site.cpu)
         found += [replace(choice, unroll=2 * usual), replace(choice, unroll=usual // 2)]
     if not (partition.prepared or partition.pixels_outer or partition.panels == 1):
         found.append(replace(choice, fetch=PANEL))

@@ -23,7 +23,7 @@ from edgepack.kernels.rules.attention import (
     PER_SCORE,
     AttentionKernel,
     Room,
-    shared,
+    share_items,
     start_of,
 )
 from edgepack.kernels.rules.rule import LayerKernel, product
@@ -99,7 +99,7 @@ class FewQueries(AttentionKernel):
             return tir.loop_of("row", self.rows, lambda row: self._query(room, head, row, slot))
 
         def function() -> tirx.PrimFunc:
-            body = shared("head", self.heads, slots, one_head, parallel=parallel)
+            body = share_items("head", self.heads, slots, one_head, parallel=parallel)
             return tir.function([*given.arguments, room.out, room.scores, room.sums], body)
 
         return LayerKernel(

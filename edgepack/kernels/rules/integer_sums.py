@@ -42,7 +42,7 @@ from edgepack.kernels.tiles.product import (
     dot_product,
     pack_integers,
 )
-from edgepack.kernels.tiles.requantise import rounded
+from edgepack.kernels.tiles.requantise import round_half_to_even
 from edgepack.kernels.tiles.sums_end import SumsEnd, SumsOperand, WeightZeros
 
 # From int8 to uint8 that stand for the same.
@@ -77,7 +77,7 @@ def make_range(site: RowsSite) -> LayerKernel:
             ) -> tirx.Expr:
                 return inside.bind("x", tir.load(source, [start + index * lanes], lanes))
 
-            part = rows.gathered(names, count, lanes, 0.0, combine, one)
+            part = rows.gather(names, count, lanes, 0.0, combine, one)
             found = combine(found, names.bind(name, part))
         return names.bind(name, found)
 
@@ -89,7 +89,7 @@ def make_range(site: RowsSite) -> LayerKernel:
     zero = tir.number(0.0, "float32") - low / scale
     zero = tirx.max(tirx.min(zero, tir.number(_STEPS, "float32")), tir.number(0.0, "float32"))
     names.add(tir.store(target, scale, [0]))
-    names.add(tir.store(target, tir.cast(rounded(zero, 1), "float32"), [1]))
+    names.add(tir.store(target, tir.cast(round_half_to_even(zero, 1), "float32"), [1]))
     return LayerKernel(
         name=f"range_{size}",
         function=tir.function([source, target], names.done()),
@@ -134,7 +134,7 @@ def make_integers(site: RowsSite) -> LayerKernel:
                 least = tir.spread(tir.number(0.0, "float32") - zero, lanes)
                 most = tir.spread(tir.number(_STEPS, "float32") - zero, lanes)
                 real = tirx.min(tirx.max(inside.bind("x", real), least), most)
-                value = rounded(real, lanes) + tir.spread(whole, lanes)
+                value = round_half_to_even(real, lanes) + tir.spread(whole, lanes)
                 inside.add(tir.store(target, tir.cast(value, "uint8"), at, lanes))
                 return inside.done()
 
@@ -504,7 +504,7 @@ class _Pack:
                     else nothing
                     for lane in range(first, first + side)
                 ]
-                for i, line in enumerate(tir.transposed(names, lines) if side > 1 else lines):
+                for i, line in enumerate(tir.transpose(names, lines) if side > 1 else lines):
                     at = self.image.at(plane, row, column + i, first)
                     names.add(tir.store(self.image.buffer, line, at, side))
             return names.done()
@@ -583,7 +583,9 @@ class _Added:
                 return some.set(some.get() + tir.cast(value, "int32"))
 
             names.add(tir.loop_of("some", count, one))
-            names.add(total.set(total.get() + tir.folded(names, [some.get()], lambda a, b: a + b)))
+            names.add(
+                total.set(total.get() + tir.fold_lanes(names, [some.get()], lambda a, b: a + b))
+            )
         names.add(tir.store(to, total.get(), [row]))
         return names.done()
 

@@ -16,7 +16,7 @@ from edgepack.kernels.layer import Layer, TransposedConvolution
 from edgepack.kernels.rules import integer_depthwise
 from edgepack.kernels.rules.convolution import dense_weight, merged_groups, window_of
 from edgepack.kernels.rules.rule import LayerKernel, LayerSite, Rule, product
-from edgepack.kernels.rules.transposed import Phase, phases, reached
+from edgepack.kernels.rules.transposed import Phase, phases, reach_of_phases
 from edgepack.kernels.tiles import tir
 from edgepack.kernels.tiles.cpu import CpuModel
 from edgepack.kernels.tiles.layout import Halo, Image, clear_halos, pack_channels
@@ -52,7 +52,7 @@ def _phases(layer: Layer) -> list[Phase]:
 
 def halo(layer: Layer) -> Halo:
     """What all phases together read around the image."""
-    return reached(_phases(layer), extent(layer.inputs[0])[2:])
+    return reach_of_phases(_phases(layer), extent(layer.inputs[0])[2:])
 
 
 def make(site: LayerSite) -> LayerKernel:

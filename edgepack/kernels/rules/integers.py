@@ -15,7 +15,7 @@ from edgepack.kernels.tiles.cpu import INT8_BLOCK, CpuModel
 from edgepack.kernels.tiles.element import FLOAT32
 from edgepack.kernels.tiles.layout import Blocked, Image, Planar, clear_halos
 from edgepack.kernels.tiles.partition import shared_loops
-from edgepack.kernels.tiles.requantise import Requantising, requantised
+from edgepack.kernels.tiles.requantise import Requantising, requantise
 from edgepack.kernels.value import extent
 
 # Writes one pixel of one block, given its image, block, row and column.
@@ -137,7 +137,7 @@ def _block_of(channel: tir.Expr, layout: Blocked) -> tirx.Expr:
 
 def _nearest(value: tirx.Expr, operator: integer.ToIntegers, lanes: int) -> tirx.Expr:
     real = value / tir.number(operator.steps.scale, "float32", lanes)
-    return requantised(real, tir.number(1.0, "float32", lanes), operator.to, lanes)
+    return requantise(real, tir.number(1.0, "float32", lanes), operator.to, lanes)
 
 
 # Pixels of a row that are made at once.
@@ -196,7 +196,9 @@ def _store_pixels(
     """A run of pixels, given as int8 vectors of one channel each, with zeros in all other lanes."""
     block = target.layout.block
     nothing = tir.spread(tirx.IntImm("int8", 0), _RUN)
-    joined = names.bind("run", tir.joined([*channels, *[nothing] * (-len(channels) % _AT_ONCE)]))
+    joined = names.bind(
+        "run", tir.join_vectors([*channels, *[nothing] * (-len(channels) % _AT_ONCE)])
+    )
     empty = names.bind("none", tir.spread(tirx.IntImm("int8", 0), _AT_ONCE * _RUN))
     for start in range(0, _RUN, _AT_ONCE):
         lanes = [
@@ -465,7 +467,7 @@ def _in_steps(
     if factor == 1 and to == integer.Target(zero=zero, low=-128, high=127):
         return value
     number = tir.number(factor, "float32", lanes)
-    return requantised(_centred(value, zero, lanes), number, to, lanes)
+    return requantise(_centred(value, zero, lanes), number, to, lanes)
 
 
 def _choice(site: LayerSite) -> LayerKernel:

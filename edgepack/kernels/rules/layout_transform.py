@@ -140,7 +140,7 @@ class _Packing:
         tensors, names = self.tensors, tir.Names()
         for first in range(0, tensors.image.layout.block, side):
             channels = [self._load(place, first + i, side) for i in range(side)]
-            for i, pixel in enumerate(tir.transposed(names, channels)):
+            for i, pixel in enumerate(tir.transpose(names, channels)):
                 at = tensors.in_blocked(place, i, first)
                 names.add(tir.store(tensors.image.buffer, pixel, at, side))
         return names.done()
@@ -181,7 +181,7 @@ class _Unpacking:
                 tir.load(tensors.image.buffer, tensors.in_blocked(place, i, first), side)
                 for i in range(side)
             ]
-            channels = tir.transposed(names, pixels)
+            channels = tir.transpose(names, pixels)
             for i, channel in enumerate(channels[: place.valid - first]):
                 value = tir.cast(channel, self._dtype)
                 at = tensors.in_plain(place, first + i)

@@ -33,7 +33,7 @@ from edgepack.kernels.tiles.product import (
     ProductLoops,
     Shape,
     Window,
-    chosen_of,
+    choose_among,
     rank_tiles,
     type_of_sums,
 )
@@ -185,7 +185,7 @@ class _ProductKernel:
             kernel=(1, 1),
             element=self.element,
         )
-        chosen = chosen_of(self.tiles(lanes), site.chosen(RULE.name))
+        chosen = choose_among(self.tiles(lanes), site.chosen(RULE.name))
         cycles = chosen.cycles * sizes.batch
         parallel = worth_sharing(cycles, cpu)
         by_batch = parallel and sizes.batch >= cpu.cores
@@ -337,7 +337,7 @@ class _ProductKernel:
         def square(k: tir.Expr, first: tir.Expr) -> tir.Stmt:
             names = tir.Names()
             lines = [tir.load(right, [matrix, column + first + i, k], side) for i in range(side)]
-            for i, line in enumerate(tir.transposed(names, lines)):
+            for i, line in enumerate(tir.transpose(names, lines)):
                 names.add(tir.store(weights, line, [at + (k + i) * wide + first], side))
             return names.done()
 

@@ -152,7 +152,7 @@ class _NormKernel:
                 element = self._load(source, row, start + index * lanes, lanes)
                 return value(inside.bind("x", element), lanes)
 
-            part = rows.gathered(
+            part = rows.gather(
                 names, count, lanes, 0.0, lambda a, b: a + b, one, side_by_side=self.together
             )
             total = part if total is None else names.bind("part", total) + part

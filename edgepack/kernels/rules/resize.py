@@ -350,7 +350,7 @@ def _turned(
                 _sum((tir.load(source, [plane, row, column], lanes), w) for row, w in taps)
                 for (plane, _), taps in zip(places, terms, strict=True)
             ]
-            for i, vector in enumerate(tir.transposed(names, summed)):
+            for i, vector in enumerate(tir.transpose(names, summed)):
                 names.add(sums.set(vector, column + i))
             return names.done()
 
@@ -360,7 +360,7 @@ def _turned(
                 _sum((sums.get(at), w) for at, w in column_table.at(names, column + i, lanes))
                 for i in range(lanes)
             ]
-            for (plane, index), row in zip(places, tir.transposed(names, made), strict=True):
+            for (plane, index), row in zip(places, tir.transpose(names, made), strict=True):
                 to = [plane, index + rows.first, column + columns.first]
                 names.add(tir.store(target, row, to, lanes))
             return names.done()

@@ -153,9 +153,7 @@ class _SoftmaxKernel:
             ) -> tirx.Expr:
                 return value(first + index * lanes, lanes, inside)
 
-            part = rows.gathered(
-                names, count, lanes, start, combine, one, side_by_side=self.together
-            )
+            part = rows.gather(names, count, lanes, start, combine, one, side_by_side=self.together)
             found = part if found is None else combine(names.bind("part", found), part)
         assert found is not None
         return found

@@ -90,10 +90,10 @@ def takes(layer: Layer, _cpu: CpuModel) -> bool:
 
 def halo(layer: Layer) -> Halo:
     """What all phases together read around the image."""
-    return reached(_phases(layer), extent(layer.inputs[0])[2:])
+    return reach_of_phases(_phases(layer), extent(layer.inputs[0])[2:])
 
 
-def reached(every: Sequence[Phase], size: Sequence[int]) -> Halo:
+def reach_of_phases(every: Sequence[Phase], size: Sequence[int]) -> Halo:
     """What phases read around an image of that size."""
     wanted = NO_HALO
     for phase in every:

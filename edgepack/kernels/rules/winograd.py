@@ -47,7 +47,7 @@ from edgepack.kernels.rules.winograd_plan import (
     SIZES,
     TileChunk,
     all_bytes,
-    allowed,
+    allowed_sizes,
     can_be_fresh,
     can_overlay,
     can_take,
@@ -875,7 +875,7 @@ def _forms(sizes: Collection[int], layer: Layer, cpu: CpuModel) -> list[Ranked]:
     outs = channels.out_blocks * channels.out_block
     plain = Way(rule=convolution.RULE.name)
     found = [Ranked(choice=plain, cycles=plain_cycles(layer, cpu))]
-    for results, fresh in product(allowed(layer, sizes), (False, True)):
+    for results, fresh in product(allowed_sizes(layer, sizes), (False, True)):
         if fresh and not can_be_fresh(layer):
             continue
         if not has_room(layer, cpu, (results,), fresh=fresh):
@@ -899,7 +899,7 @@ def _ways(sizes: Collection[int], site: LayerSite) -> list[Ranked]:
     found = []
     chosen = site.chosen(_NAME)
     weights = chosen.weights if chosen is not None and can_be_fresh(site.layer) else ""
-    for results in allowed(site.layer, sizes):
+    for results in allowed_sizes(site.layer, sizes):
         if not has_room(site.layer, site.cpu, (results,), fresh=bool(weights)):
             continue
         form = Way(rule=_NAME, results=results, weights=weights)

@@ -17,7 +17,7 @@ from edgepack.kernels.tiles.cpu import CpuModel
 from edgepack.kernels.tiles.element import FLOAT16, FLOAT32, Element
 from edgepack.kernels.tiles.layout import Blocked
 from edgepack.kernels.tiles.partition import BUSY_BY_PIECES, LAUNCH_CYCLES, busy
-from edgepack.kernels.tiles.product import choose_tile, chosen_of, rank_tiles, stream_cycles
+from edgepack.kernels.tiles.product import choose_among, choose_tile, rank_tiles, stream_cycles
 from edgepack.kernels.value import extent
 
 # All numbers of results that a tile may have in one direction.
@@ -259,7 +259,9 @@ def has_room(
 ) -> bool:
     """Whether the layer may have the scratch memory that tiles of one of `sizes` need, with weights
     among it if they are `fresh`."""
-    return any(any(_held(layer, cpu, results, fresh=fresh)) for results in allowed(layer, sizes))
+    return any(
+        any(_held(layer, cpu, results, fresh=fresh)) for results in allowed_sizes(layer, sizes)
+    )
 
 
 def _held(layer: Layer, cpu: CpuModel, results: int, *, fresh: bool) -> Iterator[TileGrid]:
@@ -340,7 +342,7 @@ def plan(
 
     A `choice` says which of them, and which tile the products have. The layer has room for one.
     """
-    sizes = allowed(layer, sizes)
+    sizes = allowed_sizes(layer, sizes)
     fresh = choice is not None and choice.weights == FRESH and can_be_fresh(layer)
     if choice is not None and choice.results in sizes:
         fresh = fresh and has_room(layer, cpu, [choice.results], fresh=True)
@@ -390,7 +392,7 @@ def _cost(
 ) -> WinogradPlan:
     batch, channels = extent(layer.output)[0], channels_of(layer, cpu)
     chunks = grid.chunks * batch
-    product = chosen_of(rank_products(channels, form, grid, cpu), choice)
+    product = choose_among(rank_products(channels, form, grid, cpu), choice)
     weights = _weight_bytes(channels, form)
     cycles = batch * _transform_cycles(channels, form, grid, cpu)
     cycles += chunks * product.cycles
@@ -527,7 +529,7 @@ def forms_of(layer: Layer) -> dict[int, toom_cook.TileForm]:
     return {}
 
 
-def allowed(layer: Layer, sizes: Collection[int]) -> list[int]:
+def allowed_sizes(layer: Layer, sizes: Collection[int]) -> list[int]:
     """Those of `sizes` that the layer's elements and its numbers allow."""
     forms, most = forms_of(layer), layer.most_results
     return [size for size in sizes if size in forms and (most is None or size <= most)]
@@ -546,12 +548,12 @@ def can_take(layer: Layer, sizes: Collection[int] = SIZES) -> bool:
         return False
     if (operator.dilation, operator.groups) != ((1, 1), 1):
         return False
-    return bool(allowed(layer, sizes))
+    return bool(allowed_sizes(layer, sizes))
 
 
 def largest_tile(layer: Layer) -> int:
     """The most results of a tile in one direction; 0 if there are no tiles for the layer."""
-    return max(allowed(layer, SIZES), default=0) if can_take(layer) else 0
+    return max(allowed_sizes(layer, SIZES), default=0) if can_take(layer) else 0
 
 
 def is_worth_a_whole(layer: Layer, cpu: CpuModel) -> bool:

@@ -64,7 +64,7 @@ class AssemblyFunctions:
     def imported(self, body: tir.Stmt) -> tir.Stmt:
         """A kernel's body with the code of all functions called so far."""
         for text in self.imports.values():
-            body = tir.imported(text, body)
+            body = tir.import_functions(text, body)
         return body
 
 

@@ -19,7 +19,7 @@ from edgepack.kernels.tiles.layout import Blocked, Image
 _ROUNDING = 12582912.0
 
 
-def rounded(value: tirx.Expr, lanes: int) -> tirx.Expr:
+def round_half_to_even(value: tirx.Expr, lanes: int) -> tirx.Expr:
     """int32 of float32 up to 2 ** 22, half to even."""
     large = tir.number(_ROUNDING, "float32", lanes)
     bits = tirx.reinterpret(f"int32x{lanes}" if lanes > 1 else "int32", value + large)
@@ -27,7 +27,7 @@ def rounded(value: tirx.Expr, lanes: int) -> tirx.Expr:
     return bits - tir.spread(tir.integer(pattern), lanes)
 
 
-def requantised(value: tirx.Expr, factor: tirx.Expr, to: Target, lanes: int) -> tirx.Expr:
+def requantise(value: tirx.Expr, factor: tirx.Expr, to: Target, lanes: int) -> tirx.Expr:
     """int8 of sums (int32, or float32 if they are none); see `integer.Target.requantised`.
 
     Between the product and the sum that rounds lie the bounds, so that no compiler makes one
@@ -55,11 +55,11 @@ def _on_aarch64(names: tir.Names, value: tirx.Expr, factor: tirx.Expr, to: Targe
     ]
     quarters = [_intrinsic("int16x4", "aarch64.neon.sqxtn.v4i16", part) for part in whole]
     halves = [
-        _intrinsic("int16x8", "sadd.sat.v8i16", tir.joined(quarters[i : i + 2]), zero)
+        _intrinsic("int16x8", "sadd.sat.v8i16", tir.join_vectors(quarters[i : i + 2]), zero)
         for i in (0, 2)
     ]
     bytes_ = [_intrinsic("int8x8", "aarch64.neon.sqxtn.v8i8", half) for half in halves]
-    made = names.keep("q", tir.joined(bytes_))
+    made = names.keep("q", tir.join_vectors(bytes_))
     if to.low > -128:
         made = tirx.max(made, tir.spread(tirx.IntImm("int8", to.low), INT8_BLOCK))
     if to.high < 127:
@@ -78,7 +78,7 @@ def _on_armv7(names: tir.Names, value: tirx.Expr, factor: tirx.Expr, to: Target)
         rounded = within + tir.number(_ROUNDING, "float32", 4)
         bits.append(tir.cast(tirx.reinterpret("int32x4", rounded), "int16"))
     zero = tir.spread(tirx.IntImm("int8", to.zero), INT8_BLOCK)
-    return tir.cast(tir.joined(bits), "int8") + zero
+    return tir.cast(tir.join_vectors(bits), "int8") + zero
 
 
 # Pixels of a block whose results are one vector.
@@ -175,7 +175,7 @@ class Requantising(Epilogue):
             return names.keep("q", _on_aarch64(names, value, factor, self.to))
         if self.cpu.isa == "armv7":
             return names.keep("q", _on_armv7(names, value, factor, self.to))
-        return names.keep("q", requantised(value, factor, self.to, lanes))
+        return names.keep("q", requantise(value, factor, self.to, lanes))
 
     @property
     def run(self) -> int:

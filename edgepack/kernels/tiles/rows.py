@@ -46,7 +46,7 @@ def in_turns(
     )
 
 
-def gathered(
+def gather(
     names: tir.Names,
     count: int,
     lanes: int,
@@ -69,7 +69,7 @@ def gathered(
         names.add(total.declare())
         names.add(total.set(tir.number(start, "float32", lanes)))
     names.add(in_turns(count, kept, turn))
-    return tir.folded(names, [total.get() for total in kept], combine)
+    return tir.fold_lanes(names, [total.get() for total in kept], combine)
 
 
 def side_by_side(chosen: Way | None, *, usual: int, most: int) -> int:

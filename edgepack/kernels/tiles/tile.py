@@ -49,7 +49,7 @@ def parts(total: int, size: int) -> Iterator[tuple[int, int]]:
         yield total % size, 1
 
 
-def ranked(
+def rank(
     *,
     width: int,
     rows: int,

@@ -221,7 +221,7 @@ def pieces(vector: tirx.Expr, size: int) -> list[tirx.Expr]:
     ]
 
 
-def joined(parts: Sequence[tirx.Expr]) -> tirx.Expr:
+def join_vectors(parts: Sequence[tirx.Expr]) -> tirx.Expr:
     """Vectors of one size as one."""
     lanes = sum(int(part.ty.dtype.lanes) for part in parts)
     if len(parts) == 1:
@@ -232,7 +232,7 @@ def joined(parts: Sequence[tirx.Expr]) -> tirx.Expr:
 _IN_PLACE = "edgepack.in_place"
 
 
-def transposed(names: Names, vectors: Sequence[tirx.Expr]) -> list[tirx.Var]:
+def transpose(names: Names, vectors: Sequence[tirx.Expr]) -> list[tirx.Var]:
     """n vectors of n lanes, a power of two, as the rows of a matrix: its columns.
 
     Blocks of 1, 2, 4, ... lanes change places with their mirror image: log2 n rounds of n shuffles.
@@ -258,7 +258,7 @@ def transposed(names: Names, vectors: Sequence[tirx.Expr]) -> list[tirx.Var]:
 def sums_of_lanes(names: Names, vectors: Sequence[tirx.Expr]) -> tirx.Expr:
     """n vectors of n lanes, a power of two, as one of their sums.
 
-    Pairs of vectors become one with half of each one's sums: log2 n rounds, as `transposed`.
+    Pairs of vectors become one with half of each one's sums: log2 n rounds, as `transpose`.
     """
     rows, size, block = list(vectors), len(vectors), 1
     while block < size:
@@ -276,7 +276,7 @@ def sums_of_lanes(names: Names, vectors: Sequence[tirx.Expr]) -> tirx.Expr:
     return rows[0]
 
 
-def folded(
+def fold_lanes(
     names: Names,
     vectors: Sequence[tirx.Expr],
     combine: Callable[[tirx.Expr, tirx.Expr], tirx.Expr],
@@ -338,7 +338,7 @@ def evaluate(value: tirx.Expr) -> Stmt:
     return tirx.Evaluate(value)
 
 
-def imported(llvm_ir: str, body: Stmt) -> Stmt:
+def import_functions(llvm_ir: str, body: Stmt) -> Stmt:
     """`body`, which may call the functions of a piece of LLVM IR."""
     return tirx.AttrStmt(integer(0), "pragma_import_llvm", tvm.ir.StringImm(llvm_ir), body)
 
@@ -354,4 +354,4 @@ _ONCE = """define internal i32 @edgepack_once() alwaysinline nounwind {
 def not_unrolled(body: Stmt) -> Stmt:
     """The body of a loop that LLVM shall leave as it is."""
     mark = evaluate(tirx.call_extern("int32", "edgepack_once"))
-    return imported(_ONCE, sequence(mark, body))
+    return import_functions(_ONCE, sequence(mark, body))

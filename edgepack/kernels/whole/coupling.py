@@ -12,7 +12,7 @@ from edgepack.kernels.whole import kernel
 _TURNS, _ERROR = 100, 0.005
 
 
-def coupled(rows: int, classes: int) -> tirx.PrimFunc:
+def couple(rows: int, classes: int) -> tirx.PrimFunc:
     """The probabilities of the classes of which those of pairs come nearest to what is given.
 
     The second method of Wu, Lin and Weng, "Probability Estimates for Multi-class Classification by

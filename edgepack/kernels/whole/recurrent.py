@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from edgepack.kernels.tiles import tir
-from edgepack.kernels.tiles.requantise import rounded
+from edgepack.kernels.tiles.requantise import round_half_to_even
 from edgepack.kernels.whole import kernel
 
 # Rows of weights that are added to the gates at once: each load and store of a gate serves so many.
@@ -260,7 +260,7 @@ class _Body:
 
     def rounded(self, value: tirx.Expr) -> tirx.Expr:
         """The whole number next to one of a few hundred, half to even."""
-        return tir.cast(rounded(value, 1), self.layer.dtype)
+        return tir.cast(round_half_to_even(value, 1), self.layer.dtype)
 
     def get(self, name: str, *at: tir.Expr) -> tirx.Expr:
         return tir.load(self.given.get(name, self.made.get(name)), at)

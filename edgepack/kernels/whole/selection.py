@@ -118,7 +118,7 @@ def unique(rows: int, width: int, dtype: str, *, ordered: bool) -> tirx.PrimFunc
     def better(theirs: tirx.Expr, mine: tirx.Expr) -> tuple[tir.Stmt, tirx.Expr]:
         return compare(theirs, mine), sign.get() < zero
 
-    passes, half = sorting.merged(order, size.get(), rows, better)
+    passes, half = sorting.merge_sort(order, size.get(), rows, better)
 
     def place(i: tir.Expr) -> tir.Stmt:
         """Put row number `i` of the sorted ones into its group, maybe a new one."""

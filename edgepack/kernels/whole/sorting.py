@@ -41,7 +41,7 @@ def top(
             return None, comes_first
 
         start = tir.loop_of("i", size, lambda i: tir.store(order, tir.expr(i), [0, i]))
-        passes, half = merged(order, size, size, better)
+        passes, half = merge_sort(order, size, size, better)
         steps = [start, *passes]
 
         def take(i: tir.Expr) -> tir.Stmt:
@@ -63,7 +63,7 @@ def top(
 Better = Callable[[tirx.Expr, tirx.Expr], tuple[tir.Stmt | None, tirx.Expr]]
 
 
-def merged(
+def merge_sort(
     order: tirx.Buffer, size: tir.Expr, most: int, better: Better
 ) -> tuple[list[tir.Stmt], int]:
     """Sort the first `size` positions in row 0 of `order` [2, most].

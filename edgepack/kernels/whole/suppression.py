@@ -178,7 +178,9 @@ class _Suppressing:
         def better(theirs: tirx.Expr, mine: tirx.Expr) -> tuple[None, tirx.Expr]:
             return None, self.get("score", b, c, theirs) > self.get("score", b, c, mine)
 
-        passes, half = sorting.merged(self.buffers["order"], self.size.get(), self.of.boxes, better)
+        passes, half = sorting.merge_sort(
+            self.buffers["order"], self.size.get(), self.of.boxes, better
+        )
 
         def look_at(j: tir.Expr) -> tir.Stmt:
             found, kept = self.found, self.kept

@@ -133,7 +133,7 @@ _SAME = """define internal i32 @edgepack_same(ptr %a, ptr %b) alwaysinline nounw
 """
 
 
-def shifted(shape: Sequence[int], dtype: str, given: int) -> tirx.PrimFunc:
+def shift_window(shape: Sequence[int], dtype: str, given: int) -> tirx.PrimFunc:
     """A window [outer, extent, inner] over the last steps of a sequence, `given` steps later.
 
     Arguments: the window before, the steps that come in [outer, given, inner]; the window.
@@ -172,6 +172,6 @@ def _updated(
         return tir.loop_of(f"c{len(at)}", int(data.shape[len(at)]), lambda i: nest([*at, i]))
 
     same = tirx.call_extern("int32", "edgepack_same", data.data, result.data)
-    copied = tir.imported(_SAME, tir.when(tirx.EQ(same, tir.integer(0)), nest([])))
+    copied = tir.import_functions(_SAME, tir.when(tirx.EQ(same, tir.integer(0)), nest([])))
     made = kernel([data, *given], [result], tir.sequence(copied, body))
     return tir.may_share(made, [(data, result)])

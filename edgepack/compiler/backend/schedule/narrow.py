@@ -12,14 +12,14 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from edgepack.compiler.backend.schedule.pieces import substituted
+from edgepack.compiler.backend.schedule.pieces import substitute
 from edgepack.kernels.tiles import tir
 
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max)
 _COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 
 
-def narrowed(body: tirx.Stmt) -> tirx.Stmt:
+def narrow_counters(body: tirx.Stmt) -> tirx.Stmt:
     """A statement with all counters of loops in int32, and all indices that are made of them."""
     counted = tvm_ffi.structural_map(body, (tirx.For, _loop))
     return tvm_ffi.structural_map(
@@ -39,7 +39,7 @@ def _loop(loop: tirx.For) -> tirx.For:
     if str(loop.loop_var.ty.dtype) != "int64" or not isinstance(loop.extent, tirx.IntImm):
         return loop
     counter = tir.var(loop.loop_var.name)
-    body = substituted(loop.body, loop.loop_var, tirx.Cast("int64", counter))
+    body = substitute(loop.body, loop.loop_var, tirx.Cast("int64", counter))
     first, extent = (tir.integer(int(bound)) for bound in (loop.min, loop.extent))
     return tirx.For(counter, first, extent, loop.kind, body)
 

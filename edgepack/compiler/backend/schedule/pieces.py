@@ -45,7 +45,9 @@ def _piece(loop: tirx.For, first: int, last: int) -> tirx.For:
     analyzer.bind(counter, tvm.ir.Range(0, last - first))
     at = counter + first if first else counter
     value, index = (
-        exact.shown(analyzer.simplify(substituted(exact.hidden(item), loop.loop_var, at)))
+        exact.show_arithmetic(
+            analyzer.simplify(substitute(exact.hide_arithmetic(item), loop.loop_var, at))
+        )
         for item in (loop.body.value, loop.body.indices[0])
     )
     return tir.loop(counter, last - first, tirx.BufferStore(loop.body.buffer, value, [index]))
@@ -55,7 +57,7 @@ def _storing(loop: tirx.For, value: tirx.Expr) -> tirx.For:
     """A loop of its own with another value: two loops of one variable are not shared by cores."""
     counter = tir.var(loop.loop_var.name)
     value, index = (
-        substituted(item, loop.loop_var, counter) for item in (value, loop.body.indices[0])
+        substitute(item, loop.loop_var, counter) for item in (value, loop.body.indices[0])
     )
     return tir.loop(counter, int(loop.extent), tirx.BufferStore(loop.body.buffer, value, [index]))
 
@@ -98,7 +100,7 @@ def _uses(expr: tirx.Expr, variable: tirx.Var) -> bool:
     return any(var.same_as(variable) for var in tirx.analysis.undefined_vars(expr))
 
 
-def substituted(item: tirx.Expr, variable: tirx.Var, value: tirx.Expr) -> tirx.Expr:
+def substitute(item: tirx.Expr, variable: tirx.Var, value: tirx.Expr) -> tirx.Expr:
     """An expression or a statement with `value` for a variable."""
     return tvm_ffi.structural_map(
         item, (tvm.ir.Var, lambda var: value if var.same_as(variable) else var)

@@ -21,8 +21,8 @@ from tvm import s_tir, tirx
 from tvm.sym import Analyzer, detect_linear_equation
 
 from edgepack.compiler.backend import exact, inside
-from edgepack.compiler.backend.schedule.narrow import narrowed
-from edgepack.compiler.backend.schedule.pieces import cut, substituted
+from edgepack.compiler.backend.schedule.narrow import narrow_counters
+from edgepack.compiler.backend.schedule.pieces import cut, substitute
 from edgepack.kernels.tiles import functions, tir
 from edgepack.kernels.tiles.cpu import CpuModel
 
@@ -55,11 +55,11 @@ def to_loops(
     """A function of blocks as loops over flat buffers.
 
     Indices that come at run time are compared with their axes in between, where there are any
-    (`inside.bounded`).
+    (`inside.guard_positions`).
     """
 
     def lowered(blocks: tirx.PrimFunc) -> tirx.PrimFunc:
-        loops = inside.bounded(_TO_LOOPS(tvm.IRModule({"main": blocks}))["main"], numbers)
+        loops = inside.guard_positions(_TO_LOOPS(tvm.IRModule({"main": blocks}))["main"], numbers)
         return _TO_FLAT_LOOPS(tvm.IRModule({"main": loops}))["main"]
 
     return exact.without_floats(lowered, function)
@@ -71,7 +71,7 @@ def vectorise(
     """Lower a scheduled function of blocks to loops of vectors."""
     body = tvm_ffi.structural_map(function.body, (tvm.ir.Call, _chosen))
     lowered = to_loops(function.with_body(body), numbers)
-    body = tvm_ffi.structural_map(narrowed(lowered.body), (tirx.For, cut))
+    body = tvm_ffi.structural_map(narrow_counters(lowered.body), (tirx.For, cut))
     body = tvm_ffi.structural_map(body, (tvm.ir.Call, _expand))
     widths = cpu.vector_bytes
     return lowered.with_body(
@@ -299,7 +299,7 @@ def _transpose(outer: tirx.For, inner: tirx.For, widths: Sequence[int]) -> tirx.
     def square(row: tir.Expr, column: tir.Expr) -> tirx.Stmt:
         names = tir.Names()
         lines = [tir.load(load.source, [at(source, row, column + i)], side) for i in range(side)]
-        for i, line in enumerate(tir.transposed(names, lines)):
+        for i, line in enumerate(tir.transpose(names, lines)):
             names.add(tir.store(store.buffer, line, [at(to, row + i, column)], side))
         return names.done()
 
@@ -381,7 +381,7 @@ def _reduce(loop: tirx.For, total: _Sum, at: int, lanes: int, turns: int) -> tir
     together = lanes * len(sums)
     full, rest = divmod(turns, len(sums))
     names = tir.Names()
-    value = tir.folded(names, [item.get() for item in sums], total.combine)
+    value = tir.fold_lanes(names, [item.get() for item in sums], total.combine)
     own = tirx.BufferLoad(total.store.buffer, total.store.indices)
     names.add(tirx.BufferStore(total.store.buffer, total.combine(own, value), total.store.indices))
     return tir.sequence(
@@ -404,7 +404,7 @@ def _lanes(lanes: int, body: Callable[[tirx.Expr], tirx.Stmt]) -> tirx.Stmt:
 def _with(loop: tirx.For, item: tirx.Stmt | tirx.Expr, value: tir.Expr) -> tirx.Stmt | tirx.Expr:
     """A part of a loop's body for one value of its counter."""
     value = tir.integer(value) if isinstance(value, int) else value
-    return substituted(item, loop.loop_var, value)
+    return substitute(item, loop.loop_var, value)
 
 
 def _step(index: tirx.Expr, variable: tirx.Var) -> int | None:

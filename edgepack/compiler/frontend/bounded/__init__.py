@@ -35,7 +35,7 @@ from edgepack.model import operator_name
 from edgepack.model.structure import subgraphs
 
 
-def bounded(path: Path, proto: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[Bound, ...]]:
+def fix_sizes(path: Path, proto: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[Bound, ...]]:
     """A folded model with fixed sizes, and which axes of its outputs are not all in use.
 
     The same model where nothing depends on the data. Behind the model's outputs come those that

@@ -12,7 +12,7 @@ from edgepack.compiler.errors import UnsupportedFormError
 from edgepack.compiler.frontend.bounded.graph import INT64, Graph, Kind
 from edgepack.compiler.frontend.bounded.size import Dim
 from edgepack.compiler.frontend.forms import attribute
-from edgepack.compiler.frontend.inlining import copied
+from edgepack.compiler.frontend.inlining import copy_nodes
 
 # Puts a node of a branch into the graph.
 Add = Callable[[Graph, onnx.NodeProto], None]
@@ -52,7 +52,7 @@ def _inlined(graph: Graph, node: onnx.NodeProto, branch: str, add: Add) -> list[
     for tensor in body.initializer:
         names[tensor.name] = graph.constant(numpy_helper.to_array(tensor), prefix + tensor.name)
     made = {name for item in body.node for name in item.output}
-    for item in copied(body.node, names, prefix):
+    for item in copy_nodes(body.node, names, prefix):
         value = attribute(item, "value") if item.op_type == "Constant" else None
         if value is not None:
             graph.constant(numpy_helper.to_array(value), item.output[0])

@@ -121,7 +121,7 @@ def reshape(graph: Graph, node: onnx.NodeProto) -> None:
         sizes[axis] if copies and size == 0 and axis < len(sizes) else size
         for axis, size in enumerate(wanted)
     ]
-    reshaped(graph, node, shape)
+    reshape_to_true_sizes(graph, node, shape)
 
 
 def flatten(graph: Graph, node: onnx.NodeProto) -> None:
@@ -129,12 +129,12 @@ def flatten(graph: Graph, node: onnx.NodeProto) -> None:
     axis = attribute(node, "axis", 1)
     axis += len(sizes) if axis < 0 else 0
     try:
-        reshaped(graph, node, [product(sizes[:axis]), product(sizes[axis:])])
+        reshape_to_true_sizes(graph, node, [product(sizes[:axis]), product(sizes[axis:])])
     except TypeError:
         raise UnsupportedFormError("two sizes that depend on the data become one") from None
 
 
-def reshaped(graph: Graph, node: onnx.NodeProto, shape: Sequence[Dim]) -> None:
+def reshape_to_true_sizes(graph: Graph, node: onnx.NodeProto, shape: Sequence[Dim]) -> None:
     """A reshape to true sizes, of which one may be -1.
 
     The axes of input and result are matched from the left: where as much lies before an axis in
@@ -708,7 +708,7 @@ def top(graph: Graph, node: onnx.NodeProto) -> None:
     top_k(graph, node)
 
 
-def normalised_from(name: str, default: int) -> Rule:
+def mix_axes_from(name: str, default: int) -> Rule:
     """All axes from the one that an attribute says are mixed."""
 
     def rule(graph: Graph, node: onnx.NodeProto) -> None:
@@ -838,15 +838,15 @@ RULES: Mapping[str, Rule] = {
     "GatherElements": gather_elements,
     "GatherND": gather_nd,
     "Gemm": gemm,
-    "Hardmax": normalised_from("axis", -1),
-    "LayerNormalization": normalised_from("axis", -1),
+    "Hardmax": mix_axes_from("axis", -1),
+    "LayerNormalization": mix_axes_from("axis", -1),
     "LogSoftmax": softmax,
-    "LpNormalization": normalised_from("axis", -1),
+    "LpNormalization": mix_axes_from("axis", -1),
     "MatMul": matmul,
     "OneHot": one_hot,
     "Pad": pad,
     "Range": range_,
-    "RMSNormalization": normalised_from("axis", -1),
+    "RMSNormalization": mix_axes_from("axis", -1),
     "Reshape": reshape,
     "RoiAlign": roi_align,
     "Scatter": scatter_elements,

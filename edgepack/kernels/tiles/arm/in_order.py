@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 from edgepack.kernels.pipeline.cores import CORES
-from edgepack.kernels.pipeline.order import arranged
+from edgepack.kernels.pipeline.order import arrange
 from edgepack.kernels.tiles.arm.aarch64 import Aarch64
 from edgepack.kernels.tiles.arm.armv7 import Armv7
 from edgepack.kernels.tiles.arm.isa import QUAD, Isa
@@ -42,7 +42,7 @@ class InOrder(Writer):
         for index, name in enumerate(registers, start=_FIRST_NAME):
             names[name], names[f"{name}_w"] = (f"{letter}{index}" for letter in letters)
         texts = [line.format(**names) for line in lines]
-        return arranged(lines, texts, self.isa.core, self.isa.name)
+        return arrange(lines, texts, self.isa.core, self.isa.name)
 
     def add(self, register: str, value: int) -> None:
         self.behind[register] = self.behind.get(register, 0) + value

@@ -11,15 +11,15 @@ from edgepack.kernels.tiles.product.by_integers import (
     pack_integers,
     vpdpbusd,
 )
-from edgepack.kernels.tiles.product.by_llvm import MOST_COLUMNS, unrolled
+from edgepack.kernels.tiles.product.by_llvm import MOST_COLUMNS, most_unrolled
 from edgepack.kernels.tiles.product.loops import ProductLoops
 from edgepack.kernels.tiles.product.partition import Partition
 from edgepack.kernels.tiles.product.shape import (
     PanelPart,
     Shape,
     Window,
+    choose_among,
     choose_tile,
-    chosen_of,
     pack_bias,
     pack_weights,
     rank_tiles,
@@ -36,10 +36,11 @@ __all__ = [
     "Shape",
     "StoredHalves",
     "Window",
+    "choose_among",
     "choose_integer_tile",
     "choose_tile",
-    "chosen_of",
     "dot_product",
+    "most_unrolled",
     "moved_image",
     "pack_bias",
     "pack_integers",
@@ -48,6 +49,5 @@ __all__ = [
     "stored_halves",
     "stream_cycles",
     "type_of_sums",
-    "unrolled",
     "vpdpbusd",
 ]

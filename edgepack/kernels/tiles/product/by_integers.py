@@ -156,7 +156,7 @@ def _pmaddwd(nbytes: int, sums: tirx.Expr, weights: tirx.Expr, values: tirx.Expr
         )
         for part in tir.pieces(wide, nbytes // 2)
     ]
-    return sums + tir.joined(parts)
+    return sums + tir.join_vectors(parts)
 
 
 def pack_integers(weight: np.ndarray, shape: Shape, vectors: int, dot: DotProduct) -> np.ndarray:

@@ -33,7 +33,7 @@ CHAIN = 256
 WORTH_LEAVING_OUT = 0.02
 
 
-def unrolled(cpu: CpuModel) -> int:
+def most_unrolled(cpu: CpuModel) -> int:
     """How many multiply-adds the body of a reduction has at most, as a rule."""
     return _UNROLLED_OF_FEW if cpu.registers <= _FEW_REGISTERS else _UNROLLED
 

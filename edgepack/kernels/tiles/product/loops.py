@@ -26,7 +26,7 @@ from edgepack.kernels.tiles.layout import Image
 from edgepack.kernels.tiles.partition import worth_sharing
 from edgepack.kernels.tiles.product.by_assembly import AssemblyTiles
 from edgepack.kernels.tiles.product.by_integers import DotProduct, IntegerTiles, SummedTiles
-from edgepack.kernels.tiles.product.by_llvm import LlvmTiles, unrolled
+from edgepack.kernels.tiles.product.by_llvm import LlvmTiles, most_unrolled
 from edgepack.kernels.tiles.product.code import ProductTensors, TileAt, TileCode
 from edgepack.kernels.tiles.product.partition import Partition
 from edgepack.kernels.tiles.product.shape import PanelPart, Shape, Window
@@ -407,7 +407,7 @@ def _code(
     kernel, isa = arm.micro_kernel(cpu, element), arm.isa_of(cpu, element)
     if kernel is None or isa is None:
         unroll = choice.unroll if choice else 0
-        return LlvmTiles(tensors, tile.pixels, unroll or unrolled(cpu))
+        return LlvmTiles(tensors, tile.pixels, unroll or most_unrolled(cpu))
     wide = choice is not None and choice.loads == WIDE
     if wide and kernel.fits(tile.pixels, tile.vectors, isa.registers):
         isa = replace(isa, core="")

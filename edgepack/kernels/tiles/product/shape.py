@@ -149,13 +149,13 @@ def rank_tiles(
     """All tiles for one group's `blocks` blocks of output channels, the cheapest first.
 
     `reduction` is that of `Shape`, and `columns` are those of its window; `others` are those of
-    `tile.ranked`.
+    `tile.rank`.
     """
     key = ("tiles", output, blocks, reduction, groups, columns, most_vectors, tuple(others))
     if (known := cpu.memo.get(key)) is not None:
         return list(known)
     kernel = arm.micro_kernel(cpu, output.element)
-    found = tile.ranked(
+    found = tile.rank(
         width=output.width,
         rows=output.height * output.batch * groups,
         blocks=blocks,
@@ -196,10 +196,10 @@ def choose_tile(
         columns=columns,
         most_vectors=most_vectors,
     )
-    return chosen_of(tiles, choice)
+    return choose_among(tiles, choice)
 
 
-def chosen_of(tiles: Sequence[tile.RegisterTile], choice: Way | None) -> tile.RegisterTile:
+def choose_among(tiles: Sequence[tile.RegisterTile], choice: Way | None) -> tile.RegisterTile:
     """The tile of `choice`, if it has one that is among them, else the first."""
     wanted = choice.tile if choice else None
     return next((item for item in tiles if (item.pixels, item.vectors) == wanted), tiles[0])
