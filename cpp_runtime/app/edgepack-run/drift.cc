@@ -156,8 +156,9 @@ std::string Drift::Text(const std::string& labels) const {
     std::string lines;
     for (const Signal& signal : signals) {
       if (!signal.verdict) continue;
-      lines += name + "{" + labels + "," + Label("signal", signal.name) + "} " +
-               NumberText(value(*signal.verdict)) + "\n";
+      lines.append(name).append("{").append(labels).append(",");
+      lines.append(Label("signal", signal.name)).append("} ");
+      lines.append(NumberText(value(*signal.verdict))).append("\n");
     }
     if (!lines.empty()) text += MetricHeader(name, "gauge", help) + lines;
   };

@@ -25,6 +25,12 @@ double SecondsSince1970() {
   return std::chrono::duration<double>(now).count();
 }
 
+/// The middle of one of kGrid equal parts of a side.
+int MiddleOf(int part, int size) {
+  constexpr std::int64_t kHalves = std::int64_t{2} * kGrid;
+  return static_cast<int>((std::int64_t{2} * part + 1) * size / kHalves);
+}
+
 template <std::size_t kSize>
 void CountBelow(const std::array<double, kSize>& bounds, double value,
                 std::array<std::int64_t, kSize + 1>* counts) {
@@ -105,10 +111,9 @@ Light LightOf(const Decoded& picture) {
   if (bgr.empty() || bgr.type() != CV_8UC3) return light;
   std::int64_t sum = 0;
   for (int i = 0; i < kGrid; ++i) {
-    const auto* const row =
-        bgr.ptr<cv::Vec3b>(static_cast<int>(std::int64_t{2 * i + 1} * bgr.rows / (2 * kGrid)));
+    const auto* const row = bgr.ptr<cv::Vec3b>(MiddleOf(i, bgr.rows));
     for (int j = 0; j < kGrid; ++j) {
-      const cv::Vec3b& pixel = row[std::int64_t{2 * j + 1} * bgr.cols / (2 * kGrid)];
+      const cv::Vec3b& pixel = row[MiddleOf(j, bgr.cols)];
       sum += 114 * pixel[0] + 587 * pixel[1] + 299 * pixel[2];
     }
   }
