@@ -638,12 +638,13 @@ def _results(top: dict[str, Any]) -> dict[str, Any]:
     """What one kind of postprocessing gives; `top` is a class and its score."""
     label = {"label": _TEXT}
     box = {**top["properties"], "box": _list(_NUMBER)}
+    mask = _object({"size": _list(_COUNT), "counts": _TEXT})
     return {
         "top": _list(top),
         "boxes": _list(
             _object(
                 {key: box[key] for key in box if key != "label"},
-                may={**label, "points": _list(_list(_NUMBER))},
+                may={**label, "points": _list(_list(_NUMBER)), "mask": mask},
             )
         ),
         "keypoints": _list(

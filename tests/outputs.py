@@ -233,6 +233,18 @@ def _cases() -> list[Case]:
             Case(name=name, spec=spec, tensors=[tensor[None].astype(np.float32)], boxes=found)
         )
     two = ("y0", "y1")
+    # Smooth and rough maps, of another shape than the input's.
+    maps = np.random.default_rng(11).normal(0, 1, (1, 5, 13, 29)).astype(np.float32)
+    maps[0, :3] = cv2.GaussianBlur(maps[0, :3].transpose(1, 2, 0), (0, 0), 3).transpose(2, 0, 1)
+    for head, tensor in (("v8", with_masks.T), ("end2end", ends_with_masks)):
+        cases.append(
+            Case(
+                name=f"{head}-instances",
+                spec=Yolo(outputs=two, size=size, head=head, masks=5),
+                tensors=[tensor[None].astype(np.float32), maps],
+                boxes=boxes if head == "v8" else list(BOXES),
+            )
+        )
     cases += [
         Case(
             name=f"v8-maps-{bins}",

@@ -48,7 +48,7 @@ class Export:
 def _exports() -> list[Export]:
     more: Mapping[str, tuple[int, dict[str, object], dict[str, str]]] = {
         "detect": (0, {}, {}),
-        "segment": (32, {"masks": 32, "outputs": ["output0"]}, {}),
+        "segment": (32, {"masks": 32}, {}),
         "pose": (51, {"points": 17}, {"kpt_shape": "[17, 3]"}),
         "obb": (1, {"rotated": True}, {}),
     }
@@ -80,6 +80,7 @@ def metadata_of(export: Export) -> dict[str, str]:
         "imgsz": f"[{SIDE}, {SIDE}]",
         "names": str({number: f"thing {number}" for number in range(CLASSES)}),
         "args": str({"batch": 1, "nms": True if export.rows else None}),
+        "head": {"detect": "Detect", "obb": "OBB"}.get(export.task, export.task.title()),
         "channels": "3",
         "end2end": "False",
         **export.metadata,
@@ -87,8 +88,10 @@ def metadata_of(export: Export) -> dict[str, str]:
 
 
 def outputs_of(export: Export) -> list[np.ndarray]:
-    """The thing, and boxes of low scores."""
+    """The thing, and boxes of low scores; its mask is the right half of the box."""
     arrays = [np.zeros(shape, np.float32) for shape in export.shapes]
+    for prototypes in arrays[1:]:
+        prototypes[:] = np.where(np.arange(SIDE // 4) < CENTRE[0] / 4, -1, 1)
     x, y, wide, high = *CENTRE, *SIZE
     after = np.full(export.more, 30.0)
     if export.task == "obb":

@@ -9,11 +9,13 @@ from typing import Any
 from edgepack.base import charts, page
 from edgepack.base.text import milliseconds
 from edgepack.deploy.answers import Answer
+from edgepack.postprocess.instances import BoxMask
 
 _TIMES = ("load", "decode", "preprocess", "run")
 _NAN = float("nan")
 _SHOWN_LAYERS = 40
 _SIDES = 4
+_MOST_SIDE = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +49,11 @@ def class_bars(top: Sequence[Class]) -> page.Html:
 
 @dataclass(frozen=True, kw_only=True)
 class SeenBox(Class):
-    """A thing in an image: left, top, right and bottom, in pixels of the photo."""
+    """A thing in an image: left, top, right and bottom, in pixels of the photo, and the pixels that
+    are it, if the model tells them."""
 
     box: tuple[float, ...]
+    mask: BoxMask | None = field(default=None, repr=False)
 
     @staticmethod
     def read(answer: Answer) -> SeenBox:
@@ -58,7 +62,26 @@ class SeenBox(Class):
         if len(box) != _SIDES:
             raise answer.fail("box", f"{len(box)} numbers are not a box")
         answer.take("points", list, None)
-        return SeenBox(index=found.index, label=found.label, score=found.score, box=box)
+        return SeenBox(
+            index=found.index,
+            label=found.label,
+            score=found.score,
+            box=box,
+            mask=answer.part("mask", read_mask),
+        )
+
+
+def read_mask(answer: Answer) -> BoxMask:
+    """A mask in COCO's form, of a photo of the size that it says."""
+    size = answer.take_list("size", int)
+    if len(size) != 2 or not all(0 < side <= _MOST_SIDE for side in size):
+        raise answer.fail("size", f"{list(size)} is not a height and a width")
+    mask = BoxMask(size=(size[0], size[1]), counts=answer.take("counts", str))
+    try:
+        mask.runs()
+    except ValueError as error:
+        raise answer.fail("counts", str(error)) from None
+    return mask
 
 
 @dataclass(frozen=True, kw_only=True)

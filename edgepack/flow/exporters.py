@@ -182,8 +182,9 @@ def _head(
     if more is None or not outputs or len(outputs[0].shape) != 3:
         return None
     own, count = more
-    if len(outputs) > 1:
-        own = {**own, "outputs": [outputs[0].name]}
+    masks = [info.name for info in outputs[1:] if len(info.shape) == 4] if "masks" in own else []
+    if len(outputs) > 1 + len(masks):
+        own = {**own, "outputs": [outputs[0].name, *masks]}
     _, second, third = outputs[0].shape
     # Where there are as many boxes as channels, shapes alone tell nothing.
     args = _literal(metadata.get("args", ""))

@@ -19,6 +19,7 @@ from edgepack.postprocess.base import (
     take_count,
     take_fraction,
 )
+from edgepack.postprocess.instances import MOST_BYTES, Prototypes
 from edgepack.postprocess.results import Box, Results
 from edgepack.preprocess.geometry import Geometry
 
@@ -84,12 +85,18 @@ class Boxes(PostprocessSpec):
         (at,) = np.nonzero((found.scores >= self.score) & finite)
         order = at[np.argsort(-found.scores[at], kind="stable")][:MOST_CANDIDATES]
         geometry = geometry or Geometry.same(*self.size)
+        masks = self.prototypes(tensors, geometry)
+        room = MOST_BYTES
         boxes = []
         for i in self._kept(found, order):
             left, top = geometry.point(*found.boxes[i, :2].tolist())
             right, bottom = geometry.point(*found.boxes[i, 2:].tolist())
             if left < right and top < bottom:  # else it lies beside the photo
                 index = int(found.classes[i])
+                mask = None
+                if masks is not None and room > 0:
+                    mask = masks.mask(self.coefficients(tensors, i), (left, top, right, bottom))
+                    room -= len(mask.counts)
                 boxes.append(
                     Box(
                         index=index,
@@ -97,9 +104,18 @@ class Boxes(PostprocessSpec):
                         score=float(found.scores[i]),
                         box=(left, top, right, bottom),
                         points=tuple(geometry.point(x, y) for x, y in found.points[i].tolist()),
+                        mask=mask if room >= 0 else None,
                     )
                 )
         return Results(boxes=tuple(boxes))
+
+    def prototypes(self, tensors: Sequence[Array], geometry: Geometry) -> Prototypes | None:
+        """What masks are made of, if the tensors hold it."""
+        return None
+
+    def coefficients(self, tensors: Sequence[Array], candidate: int) -> Floats:
+        """Those of a candidate's mask."""
+        raise NotImplementedError
 
     def overlaps(self, found: Candidates, best: int, others: Array) -> Floats:
         """How much each of `others` overlaps `best`, from 0 to 1."""

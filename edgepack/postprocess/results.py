@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgepack.base.errors import MismatchError
+from edgepack.postprocess.instances import BoxMask
 
 TOLERANCE = 1e-4
 """What a coordinate may be off, of the photo's longer side, and a score."""
@@ -35,16 +36,18 @@ class Box(Found):
     """A thing and where it is.
 
     `box` is (left, top, right, bottom), `points` are (x, y), both in pixels of the photo, from its
-    upper left corner.
+    upper left corner. `mask` are the pixels of the thing, if the model tells them.
     """
 
     box: tuple[float, float, float, float]
     points: tuple[tuple[float, float], ...] = ()
+    mask: BoxMask | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As edgepack-run writes it."""
         points = {"points": [list(point) for point in self.points]} if self.points else {}
-        return {**super().to_dict(), "box": list(self.box), **points}
+        mask = {"mask": self.mask.to_dict()} if self.mask else {}
+        return {**super().to_dict(), "box": list(self.box), **points, **mask}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +160,7 @@ def _difference(got: Mapping[str, Any], want: Mapping[str, Any], side: int) -> s
     if got.keys() != want.keys():
         return f"keys are {', '.join(got)}, not {', '.join(want)}"
     for key, value in want.items():
-        if key in ("index", "label", "name", "text", "pixels", "runs"):
+        if key in ("index", "label", "name", "text", "pixels", "runs", "mask"):
             if got[key] != value:
                 return f"{key} is {got[key]!r}, the reference's is {value!r}"
             continue

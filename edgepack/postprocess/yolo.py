@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from edgepack.base.tables import Table
-from edgepack.postprocess.base import Array, Floats, Shapes, sigmoid, take_count
+from edgepack.postprocess.base import Array, Floats, Shapes, as_numbers, sigmoid, take_count
 from edgepack.postprocess.boxes import (
     MOST_POINTS,
     Boxes,
@@ -19,6 +19,8 @@ from edgepack.postprocess.boxes import (
     from_centres,
     read_boxes,
 )
+from edgepack.postprocess.instances import Prototypes
+from edgepack.preprocess.geometry import Geometry
 
 HEADS = ("v8", "v5", "end2end")
 UNITS = ("pixels", "relative")
@@ -26,6 +28,7 @@ MOST_BINS = 64
 MOST_MASKS = 1024
 _MOST_ANCHORS = 1024
 _MOST_SIDE = 1e6
+_WITH_PROTOTYPES = 2  # outputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +49,10 @@ class Yolo(Boxes):
     `units` "relative" are coordinates from 0 to 1 of the input's size, where the outputs are not
     maps. More numbers of a box follow, of one of three kinds: `points` key points, each of
     `point_size` numbers: x, y and, if there are three, how visible it is, which is left out;
-    `masks` coefficients of its mask, which are left out; or, if it is `rotated`, its angle in
-    radians, clockwise. A rotated box is centre and size in rows, too. Its corners are its points:
-    the upper left one of the box before it is turned, then the others, clockwise.
+    `masks` coefficients of its mask, of which a second output has the prototypes (1, masks, H, W):
+    without it there are boxes only; or, if it is `rotated`, its angle in radians, clockwise. A
+    rotated box is centre and size in rows, too. Its corners are its points: the upper left one of
+    the box before it is turned, then the others, clockwise.
 
     The overlap of two rotated boxes is that of two normal distributions of their centres and
     spreads: 1 less the Hellinger distance, as in Murrugarra-Llerena et al., "Gaussian Bounding
@@ -98,6 +102,11 @@ class Yolo(Boxes):
     def classes(self, shapes: Shapes) -> int | None:
         if any(len(shape) < 3 or shape[0] != 1 for shape in shapes):
             raise ValueError("it takes one image, in three dimensions or more")
+        if self.masks and len(shapes) == _WITH_PROTOTYPES:
+            shape = shapes[1]
+            if len(shape) != 4 or shape[1] != self.masks or 0 in shape:
+                raise ValueError(f"the second output has to be prototypes (1, {self.masks}, H, W)")
+            shapes = shapes[:1]
         if self.head == "end2end":
             if len(shapes) != 1 or len(shapes[0]) != 3 or shapes[0][2] != 6 + self._more:
                 raise ValueError(f"head 'end2end' takes rows of {6 + self._more} numbers")
@@ -143,6 +152,17 @@ class Yolo(Boxes):
         return Candidates.joined(
             [self._v5_map(tensor[0], own) for tensor, own in zip(tensors, anchors, strict=True)]
         )
+
+    def prototypes(self, tensors: Sequence[Array], geometry: Geometry) -> Prototypes | None:
+        if not self.masks or len(tensors) != _WITH_PROTOTYPES:
+            return None
+        assert self.size is not None
+        return Prototypes(maps=as_numbers(tensors[1])[0], size=self.size, geometry=geometry)
+
+    def coefficients(self, tensors: Sequence[Array], candidate: int) -> Floats:
+        first = tensors[0][0]
+        row = first[candidate] if self.head == "end2end" else first[:, candidate]
+        return as_numbers(row[len(row) - self.masks :])
 
     @property
     def _unit(self) -> tuple[float, float]:

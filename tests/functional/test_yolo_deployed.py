@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from edgepack.cli import main
+from edgepack.postprocess.instances import encode_mask
 from tests import yolo_exports
 from tests.boards import own_boards
 from tests.yolo_exports import ANGLE, CENTRE, EXPORTS, SCORE, SEEN, SIDE, SIZE, Export
@@ -58,5 +59,9 @@ def test_from_the_file_to_boxes_on_a_board(
         wide, high = SIZE
     assert ((left + right) / 2, (top + bottom) / 2) == pytest.approx(CENTRE, abs=0.1)
     assert (right - left, bottom - top) == pytest.approx((wide, high), abs=0.1)
+    if export.task == "segment":
+        inside = np.zeros((SIDE, SIDE), np.bool_)
+        inside[50:70, 100:120] = True  # the right half
+        assert box["mask"] == encode_mask(inside).to_dict()
     if export.task == "pose":
         assert len(box["points"]) == export.table["points"]

@@ -16,6 +16,7 @@ from edgepack.flow.exporters import said_by_ultralytics
 from edgepack.flow.init import draft_project
 from edgepack.flow.project import load_project
 from edgepack.model import TensorInfo
+from edgepack.postprocess.instances import encode_mask
 from edgepack.postprocess.spec import read_postprocess
 from tests import yolo_exports
 from tests.yolo_exports import ANGLE, CLASSES, EXPORTS, SCORE, SEEN, Export
@@ -61,9 +62,23 @@ def test_boxes_without_a_key_typed(
     np.testing.assert_allclose(
         box["box"], (200 - wide, 80 - high, 200 + wide, 80 + high), atol=0.01
     )
+    if export.task == "segment":
+        # From the middle of the box to its right side, in a photo of 320 x 240.
+        inside = np.zeros((240, 320), np.bool_)
+        inside[60:100, 200:240] = True
+        assert box["mask"] == encode_mask(inside).to_dict()
     if export.task == "pose":
         points = 4 if "point_size" in export.table else 17
         np.testing.assert_allclose(box["points"], [(60, 20)] * points, atol=0.01)
+
+
+def test_masks_with_outputs_beside_them() -> None:
+    export = next(one for one in EXPORTS if one.task == "segment" and not one.rows)
+    said = yolo_exports.metadata_of(export)
+    more = [*_outputs(export), TensorInfo(name="more", dtype="float32", shape=(1, 3))]
+    known = said_by_ultralytics(said, more)
+    assert known is not None
+    assert known.postprocess["outputs"] == ["output0", "output1"]
 
 
 def test_shapes_that_are_ambiguous() -> None:

@@ -10,6 +10,7 @@
 
 #include "files.h"
 #include "postprocess/boxes.h"
+#include "postprocess/counts.h"
 
 namespace edgepack {
 namespace {
@@ -55,6 +56,21 @@ TensorInfo NextInfo(Bytes* bytes) {
   return info;
 }
 
+/// Its pixels come in order, and their centres lie in the box.
+void CheckMask(const Box& box) {
+  std::int64_t last = 0;
+  ReadCounts(box.mask.counts, [&](std::int64_t begin, std::int64_t end) {
+    EDGEPACK_REQUIRE(begin >= last && begin < end);
+    last = end;
+    for (std::int64_t at = begin; at < end; ++at) {
+      const double x = static_cast<double>(at / box.mask.height) + 0.5;
+      const double y = static_cast<double>(at % box.mask.height) + 0.5;
+      EDGEPACK_REQUIRE(x >= box.low.x && x < box.high.x && y >= box.low.y && y < box.high.y);
+    }
+  });
+  EDGEPACK_REQUIRE(last <= std::int64_t{box.mask.height} * box.mask.width);
+}
+
 void CheckBoxes(const PostprocessSpec& spec, const Geometry& geometry,
                 const std::vector<Box>& boxes) {
   EDGEPACK_REQUIRE(boxes.size() <= static_cast<std::size_t>(spec.max_boxes));
@@ -67,6 +83,8 @@ void CheckBoxes(const PostprocessSpec& spec, const Geometry& geometry,
       EDGEPACK_REQUIRE(point.x >= 0 && point.x <= geometry.width);
       EDGEPACK_REQUIRE(point.y >= 0 && point.y <= geometry.height);
     }
+    EDGEPACK_REQUIRE(spec.instances() == (box.mask.height != 0));
+    if (box.mask.height != 0) CheckMask(box);
     last = box.found.score;
   }
 }

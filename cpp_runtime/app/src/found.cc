@@ -34,6 +34,11 @@ void WriteBox(const Found::LabelledBox& labelled, JsonWriter* json) {
   if (!box.points.empty()) {
     WriteList("points", box.points, json, [&](Point point) { WritePoint(point, json); });
   }
+  if (box.mask.height != 0) {
+    json->Key("mask").BeginObject().Key("size").BeginArray();
+    json->Int(box.mask.height).Int(box.mask.width).EndArray();
+    json->Key("counts").String(box.mask.counts).EndObject();
+  }
   json->EndObject();
 }
 

@@ -66,6 +66,35 @@ void CheckBox(const Box& box, std::size_t index, double score, std::vector<doubl
 
 }  // namespace
 
+TEST_CASE("a box has the pixels where its prototypes' sum is above zero") {
+  PostprocessSpec spec = BoxSpec(Head::kEnd2End, 2);
+  spec.masks = 2;
+  spec.height = spec.width = 4;
+  Outputs outputs;
+  // From (0, 0) to (3, 4), of class 1; 2 of the first prototype, less 1 of the second.
+  outputs.Add({1, 1, 8}, {0, 0, 3, 4, 0.75, 1, 2, -1});
+  // By columns: 2 - 1, 2 - 3, 2 - 1, 2 - 1.
+  outputs.Add({1, 2, 1, 4}, {1, 1, 1, 1, 1, 3, 1, kNoNumber});
+  const std::vector<Box> boxes = Boxes(spec, outputs);
+  REQUIRE(boxes.size() == 1);
+  CHECK(boxes[0].mask.height == 4);
+  CHECK(boxes[0].mask.width == 4);
+  // 0 outside, 4 inside, 4 outside, 4 inside (as 0 more than before), 4 outside.
+  CHECK(boxes[0].mask.counts == "04400");
+  spec.outputs.resize(1);
+  outputs.infos.pop_back();
+  outputs.data.pop_back();
+  CHECK(Boxes(spec, outputs)[0].mask.height == 0);
+}
+
+TEST_CASE("prototypes of another number are refused") {
+  PostprocessSpec spec = BoxSpec(Head::kEnd2End, 2);
+  spec.masks = 2;
+  Outputs outputs;
+  outputs.Add({1, 1, 8}, {0, 0, 3, 4, 0.75, 1, 2, -1}).Add({1, 1, 1, 2}, {1, 1});
+  CHECK_THROWS_AS(Boxes(spec, outputs), ModelInputError);
+}
+
 TEST_CASE("boxes of head v8: overlaps of one class, order, what is no number") {
   // Columns: centre x, y, width, height, two classes.
   Outputs outputs;

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from edgepack.base import charts, page
 from edgepack.base.errors import ImageError
 from edgepack.base.page import Html
+from edgepack.postprocess.instances import BoxMask
 
 _THUMBNAIL = 160
 LARGEST = 640
@@ -26,6 +27,8 @@ class _FoundBox(Protocol):
     def score(self) -> float: ...
     @property
     def box(self) -> Sequence[float]: ...
+    @property
+    def mask(self) -> BoxMask | None: ...
 
 
 class _FoundArea(Protocol):
@@ -79,9 +82,12 @@ def mark_photo(
 ) -> Html:
     """A photo (BGR, uint8) with what was found in it; areas of its pixels are coloured."""
     height, width = image.shape[:2]
+    boxes = list(boxes)
     said = [(box.box, f"{box.label or box.index} {box.score:.2f}") for box in boxes]
     if areas:
         image = _painted(image, areas)
+    if any(box.mask for box in boxes):
+        image = _with_masks(image, boxes)
     return charts.marked_picture(encode_photo(image), width, height, said, points, alt=alt)
 
 
@@ -96,6 +102,21 @@ def _painted(image: Any, areas: Sequence[_FoundArea]) -> Any:
             part = flat[begin : begin + length]
             part[:] = (part // 2) + [blue // 2, green // 2, red // 2]
     return out
+
+
+def _with_masks(image: Any, boxes: Sequence[_FoundBox]) -> Any:
+    """With the things' pixels in their classes' colours, those of the best box on top."""
+    import numpy as np
+
+    height, width = image.shape[:2]
+    flat = image.transpose(1, 0, 2).reshape(-1, 3).copy()  # column by column, as masks are
+    for box in reversed(boxes):
+        if box.mask is None or box.mask.size != (height, width):
+            continue
+        red, green, blue = area_color(box.index)
+        for begin, end in box.mask.runs():
+            flat[begin:end] = (flat[begin:end] // 2) + [blue // 2, green // 2, red // 2]
+    return np.ascontiguousarray(flat.reshape(width, height, 3).transpose(1, 0, 2))
 
 
 def area_color(index: int) -> tuple[int, int, int]:

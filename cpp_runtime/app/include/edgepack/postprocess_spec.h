@@ -61,7 +61,7 @@ struct PostprocessSpec {
   // Numbers of a box after its classes: of one of these kinds.
   int points = 0;
   int point_size = 3;    ///< numbers of each
-  int masks = 0;         ///< coefficients
+  int masks = 0;         ///< coefficients, of prototypes in a second output
   bool rotated = false;  ///< an angle; its corners are its points
 
   // kCtc
@@ -90,6 +90,10 @@ struct PostprocessSpec {
   [[nodiscard]] bool in_pixels() const {
     return boxes() || kind == Kind::kKeypoints || kind == Kind::kSegmentation ||
            kind == Kind::kTextLines;
+  }
+  /// Whether boxes have masks.
+  [[nodiscard]] bool instances() const {
+    return kind == Kind::kYolo && masks > 0 && outputs.size() == 2;
   }
   [[nodiscard]] bool boxes() const {
     return kind == Kind::kYolo || kind == Kind::kCenterNet || kind == Kind::kSsd;

@@ -29,12 +29,21 @@ std::vector<Score> TopScores(const TensorView& output, std::size_t count,
 void FindTopScores(const TensorView& output, std::size_t count, PostprocessSpec::Scores how,
                    std::vector<Score>* top);
 
-/// A thing and where it is: two corners, and points, in pixels of the photo.
+/// Pixels of a photo as COCO's compressed run lengths, column by column: what pycocotools takes. It
+/// is none if `height` is 0.
+struct BoxMask {
+  int height = 0;
+  int width = 0;
+  std::string counts;
+};
+
+/// A thing and where it is: two corners, points and a mask, in pixels of the photo.
 struct Box {
   Score found;
   Point low;
   Point high;
   std::vector<Point> points;
+  BoxMask mask;
 };
 
 /// A key point, in pixels of the photo.

@@ -112,22 +112,23 @@ Corners FromCentre(double x, double y, double width, double height) {
   return {x - width / 2, y - height / 2, x + width / 2, y + height / 2};
 }
 
-void Clear(std::vector<Box>* boxes, SparePoints* spare) {
+void Clear(std::vector<Box>* boxes, Spare* spare) {
   for (Box& box : *boxes) {
-    if (box.points.capacity() != 0) spare->push_back(std::move(box.points));
+    if (box.points.capacity() != 0) spare->points.push_back(std::move(box.points));
+    if (box.mask.height != 0) spare->masks.push_back(std::move(box.mask.counts));
   }
   boxes->clear();
 }
 
-std::vector<Point> TakePoints(SparePoints* spare) {
-  if (spare->empty()) return {};
-  std::vector<Point> points = std::move(spare->back());
-  spare->pop_back();
+std::vector<Point> TakePoints(Spare* spare) {
+  if (spare->points.empty()) return {};
+  std::vector<Point> points = std::move(spare->points.back());
+  spare->points.pop_back();
   points.clear();
   return points;
 }
 
-void Candidates::Add(double score, std::size_t index, const Corners& corners) {
+void Candidates::Add(double score, std::size_t index, const Corners& corners, std::size_t cell) {
   std::vector<Point>& points = buffers_.points;
   const auto own = points.begin() + static_cast<std::ptrdiff_t>(added_points_);
   if (!Counts(score) || !std::isfinite(score) || !IsFinite({corners.left, corners.top}) ||
@@ -135,7 +136,7 @@ void Candidates::Add(double score, std::size_t index, const Corners& corners) {
     points.erase(own, points.end());
     return;
   }
-  buffers_.candidates.push_back({{index, score}, corners, added_points_});
+  buffers_.candidates.push_back({{index, score}, corners, added_points_, cell});
   added_points_ = points.size();
 }
 
@@ -172,6 +173,7 @@ void Candidates::Select(const Geometry& geometry, bool suppress, std::vector<Box
     if (!hidden) kept.push_back(at);
   }
   Clear(boxes, &buffers_.spare);
+  buffers_.instances.cells.clear();
   // As many of each: those of all, over all.
   const std::size_t points = candidates.empty() ? 0 : added_points_ / candidates.size();
   for (const std::size_t at : kept) {
@@ -186,6 +188,7 @@ void Candidates::Select(const Geometry& geometry, bool suppress, std::vector<Box
       box.points.push_back(geometry.Source(buffers_.points[candidate.first_point + i]));
     }
     boxes->push_back(std::move(box));
+    buffers_.instances.cells.push_back(candidate.cell);
   }
 }
 

@@ -80,11 +80,12 @@ struct Corners {
 /// By its centre and its size.
 Corners FromCentre(double x, double y, double width, double height);
 
-/// A box that a head has found, and where its points begin in a list of all.
+/// A box that a head has found, where its points begin in a list of all, and the cell it came from.
 struct Candidate {
   Score found;
   Corners corners;
   std::size_t first_point = 0;
+  std::size_t cell = 0;
 };
 
 using Pixel = std::pair<std::int64_t, std::int64_t>;  // x, y
@@ -105,14 +106,34 @@ struct LineBuffers {
   std::vector<Pixel> hull;
 };
 
-/// Lists of points that are no box's.
-using SparePoints = std::vector<std::vector<Point>>;
+/// A pixel of the photo between two cells of a map, along one side.
+struct Between {
+  std::size_t before = 0;
+  std::size_t after = 0;
+  double weight = 0;   ///< how far it is from the one before to the one after
+  bool there = false;  ///< whether it is in the model's input at all
+};
 
-/// Takes all boxes out of a list, and keeps the memory of their points.
-void Clear(std::vector<Box>* boxes, SparePoints* spare);
+/// The same of masks of boxes.
+struct InstanceBuffers {
+  std::vector<std::size_t> cells;  ///< that the boxes come from
+  std::vector<Between> columns;    ///< of the photo
+  std::vector<Between> rows;
+  std::vector<double> sums;
+  std::vector<double> column;
+};
+
+/// Memory of points and masks that are no box's.
+struct Spare {
+  std::vector<std::vector<Point>> points;
+  std::vector<std::string> masks;
+};
+
+/// Takes all boxes out of a list, and keeps the memory of their points and masks.
+void Clear(std::vector<Box>* boxes, Spare* spare);
 
 /// An empty list, in such memory if there is any.
-std::vector<Point> TakePoints(SparePoints* spare);
+std::vector<Point> TakePoints(Spare* spare);
 
 /// Memory that is kept for the next outputs.
 struct PostprocessBuffers {
@@ -123,8 +144,9 @@ struct PostprocessBuffers {
   std::vector<Point> points;  ///< as many of each candidate
   std::vector<std::size_t> order;
   std::vector<std::size_t> kept;
-  SparePoints spare;
+  Spare spare;
   MaskBuffers mask;
+  InstanceBuffers instances;
   LineBuffers line;
 };
 
@@ -144,7 +166,7 @@ class Candidates {
   /// A point of the candidate that is added next.
   void AddPoint(Point point) { buffers_.points.push_back(point); }
   /// Adds one; one that is not finite is left out.
-  void Add(double score, std::size_t index, const Corners& corners);
+  void Add(double score, std::size_t index, const Corners& corners, std::size_t cell = 0);
 
   /// The boxes, best first, equal ones in the order in which they came, in the photo. Those that
   /// overlap a better one are left out if `suppress`.
@@ -166,6 +188,11 @@ void FindYolo(const PostprocessSpec& spec, const std::vector<Floats>& tensors, C
 void FindCenters(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
                  Candidates* found);
 void FindSsd(const PostprocessSpec& spec, const std::vector<Floats>& tensors, Candidates* found);
+
+/// Gives boxes that FindYolo has found the masks that the spec's coefficients and the prototypes
+/// among `tensors` say.
+void FindInstances(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
+                   const Geometry& geometry, PostprocessBuffers* buffers, std::vector<Box>* boxes);
 
 // What the others make of theirs. They throw ModelInputError.
 void FindMask(const PostprocessSpec& spec, const std::vector<Floats>& tensors,

@@ -34,6 +34,7 @@ void FindBoxes(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
   if (spec.kind == PostprocessSpec::Kind::kCenterNet) FindCenters(spec, tensors, &found);
   if (spec.kind == PostprocessSpec::Kind::kSsd) FindSsd(spec, tensors, &found);
   found.Select(geometry, spec.head != PostprocessSpec::Head::kEnd2End, boxes);
+  if (spec.instances()) FindInstances(spec, tensors, geometry, buffers, boxes);
 }
 
 void CopyValues(const TensorView& view, int count, Values* values) {

@@ -80,7 +80,7 @@ void FindRows(const PostprocessSpec& spec, const Grid& grid, Candidates* found) 
     } else {
       AddPoints(spec, grid, kMore, cell, found);
     }
-    found->Add(score, static_cast<std::size_t>(index), box);
+    found->Add(score, static_cast<std::size_t>(index), box, cell);
   }
 }
 
@@ -92,7 +92,7 @@ void FindV8(const PostprocessSpec& spec, const Grid& grid, Candidates* found) {
     const auto score = static_cast<double>(best.score[cell]);
     if (!found->Counts(score)) continue;
     const Corners box = AddBox(spec, grid, end, cell, found);
-    found->Add(score, best.index[cell], box);
+    found->Add(score, best.index[cell], box, cell);
   }
 }
 
@@ -174,9 +174,10 @@ void FindV5Map(const PostprocessSpec& spec, const Floats& map, const double* anc
   }
 }
 
-/// The only tensor (1, A, B); `least` numbers of a box are the fewest that there can be.
-Grid BoxesOf(const std::vector<Floats>& tensors, bool rows, std::size_t least) {
-  if (tensors.size() != 1) FailTensors("boxes come in one output");
+/// The first tensor (1, A, B), the only one but for `prototypes`; `least` numbers of a box are the
+/// fewest that there can be.
+Grid BoxesOf(const std::vector<Floats>& tensors, bool rows, std::size_t least, bool prototypes) {
+  if (tensors.size() != (prototypes ? 2 : 1)) FailTensors("boxes come in one output");
   const Floats& tensor = tensors.front();
   const std::size_t channels = tensor.dim(rows ? 2 : 1);
   const std::size_t cells = tensor.dim(rows ? 1 : 2);
@@ -198,12 +199,13 @@ void FindYolo(const PostprocessSpec& spec, const std::vector<Floats>& tensors, C
   const std::size_t rank = tensors.front().shape.size();
   if (spec.head == Head::kEnd2End) {
     if (rank != 3) FailTensors("rows of boxes have three dimensions");
-    const Grid grid = BoxesOf(tensors, true, 6 + more);
+    const Grid grid = BoxesOf(tensors, true, 6 + more, spec.instances());
     return FindRows(spec, grid, found);
   }
   if (rank == 3 && spec.anchors.empty()) {
-    if (spec.head == Head::kV8) return FindV8(spec, BoxesOf(tensors, false, 5 + more), found);
-    return FindV5(spec, BoxesOf(tensors, true, kV5Channels + 1), found);
+    if (spec.head == Head::kV8)
+      return FindV8(spec, BoxesOf(tensors, false, 5 + more, spec.instances()), found);
+    return FindV5(spec, BoxesOf(tensors, true, kV5Channels + 1, false), found);
   }
   const std::size_t anchors = spec.anchors.size() / 2 / tensors.size();
   if (spec.head == Head::kV5 && anchors == 0) FailTensors("maps without anchors");

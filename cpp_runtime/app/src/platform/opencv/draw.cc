@@ -13,6 +13,7 @@
 #include <opencv2/imgcodecs.hpp>
 
 #include "platform/opencv/letters.h"
+#include "postprocess/counts.h"
 
 namespace edgepack {
 namespace {
@@ -117,17 +118,35 @@ void DrawBox(const Found::LabelledBox& labelled, cv::Mat* image) {
   DrawText(Caption(box.found, labelled.label), left, above < 0 ? top : above, color, image);
 }
 
+/// Half of the photo, half of the colour.
+void Mix(const Color& color, std::uint8_t* pixel) {
+  for (std::size_t i = 0; i < color.size(); ++i) {
+    pixel[i] = static_cast<std::uint8_t>((pixel[i] + color[i]) / 2);
+  }
+}
+
+/// Of a thing in its class's colour, where its pixels are the photo's.
+void DrawInstance(const Box& box, cv::Mat* image) {
+  if (box.mask.height == 0 || box.mask.height != image->rows || box.mask.width != image->cols) {
+    return;
+  }
+  const Color& color = ColorOf(box.found.index);
+  ReadCounts(box.mask.counts, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t at = begin; at < end; ++at) {
+      const auto column = static_cast<int>(at / box.mask.height);
+      Mix(color, image->ptr<std::uint8_t>(static_cast<int>(at % box.mask.height), column));
+    }
+  });
+}
+
 /// Half of the photo, half of the classes' colours.
 void DrawMask(const Mask& mask, cv::Mat* image) {
   for (const auto& [index, area] : mask.areas) {
     const Color& color = ColorOf(index);
     for (std::size_t i = 0; i + 1 < area.runs.size(); i += 2) {
       auto* pixel = image->ptr<std::uint8_t>() + 3 * area.runs[i];
-      for (std::int64_t left = 3 * area.runs[i + 1]; left > 0; left -= 3) {
-        for (const std::uint8_t part : color) {
-          *pixel = static_cast<std::uint8_t>((*pixel + part) / 2);
-          ++pixel;
-        }
+      for (std::int64_t left = area.runs[i + 1]; left > 0; --left, pixel += color.size()) {
+        Mix(color, pixel);
       }
     }
   }
@@ -143,6 +162,7 @@ void DrawFound(const Found& found, cv::Mat* image) {
     DrawMask(*found.mask, image);
   }
   if (found.boxes) {
+    for (const Found::LabelledBox& one : *found.boxes) DrawInstance(one.box, image);
     for (const Found::LabelledBox& box : *found.boxes) DrawBox(box, image);
   }
   if (found.keypoints) {
