@@ -49,6 +49,14 @@ def project_samples() -> Iterator[_Values]:
     yield {"project": {}, "compile": {}, "tune": {}, "health": {}, "quantize": {}, "monitor": {}}
     yield {"project": {}, "compile": {"exact": ["node"]}, "tune": {"records": ["a.jsonl"]}}
     yield {"project": {}, "service": {"args": ["--watch", "/srv/photos"]}}
+    sink = {"name": "home", "url": "mqtt://192.0.2.1", "buffer": "/srv/door"}
+    yield {
+        "project": {},
+        "sink": [sink],
+        "when": [{"name": "a", "class": "b", "gpio": {"line": 1}}],
+    }
+    sink |= {"username": "door", "password_file": "/etc/door"}
+    yield {"project": {}, "sink": [sink], "when": [{"name": "a", "class": "b", "run": ["/bin/a"]}]}
     for mode in MODES:
         sides = {"size": 8} if mode == "shortest" else {"height": 8, "width": 8}
         yield {"project": {}, "preprocess": {"resize": {"mode": mode, **sides}}}

@@ -194,9 +194,11 @@ def schema_page() -> str:
         "facts": _or_null(_record(DeviceFacts)),
         "problems": {"type": "array", "items": _record(Problem)},
         "parts": {"type": "array", "items": _record(Part)},
+        "sinks": {"type": "array", "items": text},
         "bundle_bytes": number,
     }
-    assert {"device", "board", "facts", "problems", "parts"} <= DryRun.__dataclass_fields__.keys()
+    known = {"device", "board", "facts", "problems", "parts", "sinks"}
+    assert known <= DryRun.__dataclass_fields__.keys()
     error = {"code": {"enum": list(EXIT_CODES)}, "message": text, "hint": _or_null(text)}
     inspect_more = {
         "can_be_compiled": {"type": "boolean"},

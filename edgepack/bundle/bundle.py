@@ -31,7 +31,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -55,6 +55,8 @@ from edgepack.bundle.manifest import (
     Versions,
 )
 from edgepack.bundle.service import Service
+from edgepack.bundle.sinks import CONFIG as SINKS_CONFIG
+from edgepack.bundle.sinks import SinkTables, with_sinks
 from edgepack.bundle.verified import DEFAULT_TOLERANCE, Verified
 from edgepack.model import TensorInfo
 from edgepack.model.sources import ModelSource
@@ -254,7 +256,8 @@ class Contents:
     the device's /proc/cpuinfo must list, None for what the board's profile says; `verified`
     is recorded in `VERIFIED`, `tuning` are the lines of `TUNING`, `precision` and `quantized`
     are in the manifest, as are `product` and `valid_until`; `on_cpu` is the same model for the CPU
-    alone, of one for a GPU that the CPU may run, too; `source` is recorded in `SOURCE`.
+    alone, of one for a GPU that the CPU may run, too; `source` is recorded in `SOURCE`; `sinks` is
+    what `sinks_program` does, if there are any.
     """
 
     name: str
@@ -283,6 +286,8 @@ class Contents:
     on_cpu: Compiled | None = None
     monitor: Spec | None = None
     source: ModelSource | None = None
+    sinks: SinkTables = field(default_factory=SinkTables)
+    sinks_program: ToolFiles | None = None
 
 
 def make_bundle(contents: Contents, out: Path) -> Bundle:
@@ -318,6 +323,10 @@ def make_bundle(contents: Contents, out: Path) -> Bundle:
     if contents.tuning:
         content[TUNING] = "".join(f"{line}\n" for line in contents.tuning).encode()
     texts = {**runtime.licenses, **contents.tool.licenses}
+    if contents.sinks_program is not None:
+        content[manifest.SINKS] = contents.sinks_program.path
+        content[SINKS_CONFIG] = contents.sinks.to_json(contents.name).encode()
+        texts |= contents.sinks_program.licenses
     for path, text in licenses.gather(texts, model=contents.model_license).items():
         content[path] = text.encode()
     document = manifest.with_release(
@@ -328,7 +337,7 @@ def make_bundle(contents: Contents, out: Path) -> Bundle:
             release="",
             version=contents.version,
             health=contents.health,
-            service=contents.service,
+            service=with_sinks(contents.service, contents.sinks),
             product=None
             if contents.product is None
             else manifest.check_name(contents.product, "product"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from edgepack.base.errors import ConfigError
@@ -64,9 +64,13 @@ OTHERS = frozenset(
 )
 """Options with a value that is of no file."""
 
+TOUCHES = frozenset(["--sinks"])
+"""Options with something that sinks and actions touch: "connect=HOST", "write=FOLDER" and so on."""
+
 _PRIVILEGED = 1024
 _RUN = re.compile(r"/run/([A-Za-z0-9._+@-]+(?:/[A-Za-z0-9._+@-]+)*)")
 _TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - names, nothing is made there
+_CREDENTIAL = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _WILDCARDS = re.compile(r"[*?\[]")
 
 
@@ -88,7 +92,10 @@ _CLASSES = (
     DeviceClass(names=re.compile(r"fb\d+"), group="video", major=29),
 )
 # A number of their own only with others that are not theirs: consoles, or whatever came first.
-_GROUPS = ((re.compile(r"ttyS\d+|serial/.+|serial\d+"), "dialout"),)
+_GROUPS = (
+    (re.compile(r"ttyS\d+|serial/.+|serial\d+"), "dialout"),
+    (re.compile(r"gpiochip\d+"), "gpio"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +105,9 @@ class Access:
     `devices` are opened, `reads` are paths that are read, `writes` folders that are written;
     `runtime` are those below /run, by the part after it: a start of the system empties it, so they
     are made at each start of the service. `ports` are bound, on this machine alone ("loopback") or
-    for "any"; `network` is who gets in at all, None nobody.
+    for "any"; `network` is who gets in at all, None nobody. `connects` are addresses that it
+    connects to, "any" where one has a name; `secrets` files with a password each, by the name of
+    systemd's credential.
     """
 
     devices: tuple[str, ...] = ()
@@ -107,6 +116,8 @@ class Access:
     runtime: tuple[str, ...] = ()
     ports: tuple[int, ...] = ()
     network: str | None = None
+    connects: tuple[str, ...] = ()
+    secrets: tuple[tuple[str, str], ...] = ()
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -166,7 +177,7 @@ def options_of(args: tuple[str, ...]) -> Iterator[tuple[str, str | None]]:
         name, attached, value = word.partition("=")
         if attached:
             yield name, value
-        elif name in READS | WRITES | LISTENS | OTHERS:
+        elif name in READS | WRITES | LISTENS | OTHERS | TOUCHES:
             yield name, next(words, None)
         else:
             yield name, None
@@ -184,6 +195,11 @@ def access_of(args: tuple[str, ...], writable: tuple[str, ...] = ()) -> Access:
     writes = [*writable]
     runtime: list[str] = []
     ports: list[int] = []
+    sinks = _touched_by_sinks(args)
+    devices += sinks["device"]
+    reads += sinks["read"]
+    for folder in sinks["write"]:
+        _add_folder(folder, writes, runtime)
     network = None
     for option, value in options_of(args):
         if value is None:
@@ -209,7 +225,48 @@ def access_of(args: tuple[str, ...], writable: tuple[str, ...] = ()) -> Access:
         runtime=tuple(dict.fromkeys(runtime)),
         ports=tuple(ports),
         network=network,
+        connects=tuple(dict.fromkeys(sinks["connect"])),
+        secrets=tuple(
+            (name, path) for name, _, path in (one.partition(":") for one in sinks["secret"])
+        ),
     )
+
+
+def _touched_by_sinks(args: tuple[str, ...]) -> dict[str, list[str]]:
+    """What the arguments of `TOUCHES` name, by its kind."""
+    kinds: dict[str, Callable[[str], str]] = {
+        "connect": _peer,
+        "write": lambda path: _folder("--sinks", f"{path}/x"),
+        "read": lambda path: _absolute("--sinks", path),
+        "device": lambda path: _absolute("--sinks", path),
+        "secret": _secret,
+    }
+    found: dict[str, list[str]] = {kind: [] for kind in kinds}
+    for option, value in options_of(args):
+        if option not in TOUCHES or value == "none":
+            continue
+        kind, _, what = (value or "").partition("=")
+        if kind not in kinds:
+            raise ConfigError(f"[service] args: {option}: unknown value {value!r}")
+        found[kind].append(kinds[kind](what))
+    return found
+
+
+def _secret(text: str) -> str:
+    name, _, path = text.partition(":")
+    if not _CREDENTIAL.fullmatch(name):
+        raise ConfigError(f"[service] args: --sinks: {text!r} has no name")
+    return f"{name}:{_absolute('--sinks', path)}"
+
+
+def _peer(text: str) -> str:
+    """An address, or "any"."""
+    if text == "any":
+        return text
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        raise ConfigError(f"[service] args: --sinks: {text!r} is no address") from None
 
 
 def _need_a_source(args: tuple[str, ...]) -> None:

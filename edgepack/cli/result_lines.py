@@ -189,6 +189,7 @@ def dry_run_lines(found: DryRun) -> list[str]:
             f"build     {part.name}: "
             + (f"in the cache, {size}" if part.cached else f"to be built, about {size}")
         )
+    lines += [f"sink      {line}" for line in found.sinks]
     if found.plan is not None:
         return lines + found.plan.lines()
     if not found.problems:

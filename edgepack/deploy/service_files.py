@@ -153,6 +153,8 @@ def _limits(service: Service, touched: Access) -> list[str]:
         lines.append(f"MemoryMax={(service.memory_mb + _SUPERVISOR_MB) * 10**6}")
     if touched.writes:
         lines.append(f"ReadWritePaths={' '.join(map(_unit_word, touched.writes))}")
+    # Read by root, who may be the only one that can.
+    lines += [f"LoadCredential={name}:{path}" for name, path in touched.secrets]
     if touched.runtime:
         lines.append(f"RuntimeDirectory={' '.join(touched.runtime)}")
     return lines
@@ -172,12 +174,24 @@ def _sandbox(touched: Access) -> list[str]:
     lines.append(f"CapabilityBoundingSet={capability}")
     if capability:
         lines.append(f"AmbientCapabilities={capability}")
-    lines.append(_NETWORK[touched.network])
+    lines.append(_network(touched))
     if touched.ports and 0 not in touched.ports:
         lines += [f"SocketBindAllow=tcp:{port}" for port in sorted(set(touched.ports))]
+        if "any" in touched.connects:
+            lines.append("SocketBindAllow=udp")  # questions to a name server
         lines.append("SocketBindDeny=any")
-    families = "AF_UNIX AF_INET AF_INET6" if touched.network else "AF_UNIX"
+    families = "AF_UNIX AF_INET AF_INET6" if touched.network or touched.connects else "AF_UNIX"
     return [*lines, f"RestrictAddressFamilies={families}"]
+
+
+def _network(touched: Access) -> str:
+    """Whom it may hear from and send to."""
+    if not touched.connects:
+        return _NETWORK[touched.network]
+    if "any" in (touched.network, *touched.connects):
+        return _NETWORK["any"]
+    peers = (*(["localhost"] if touched.network else []), *touched.connects)
+    return f"IPAddressDeny=any\nIPAddressAllow={' '.join(peers)}"
 
 
 def supervisor_words(place: Place, service: Service, *, started: bool = True) -> list[str]:

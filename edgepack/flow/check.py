@@ -35,6 +35,7 @@ from edgepack.flow.reference import (
 )
 from edgepack.flow.results import golden_results
 from edgepack.flow.rows import read_rows
+from edgepack.flow.sinks import prove_sinks
 from edgepack.model import TensorInfo, batch_of
 from edgepack.model.meanings import as_meant
 from edgepack.postprocess.results import Results
@@ -207,6 +208,7 @@ def check_project(project: Project, images: Sequence[Path] = (), *, top: int = 5
         check_labels(project, labels, model.outputs[0])
     if not images:
         check_classes(project, model)
+    prove_sinks(project.sinks, project.service, labels)
     preprocess = project.preprocess.for_inputs(model.given) if project.preprocess else None
     postprocess = bound_postprocess(project, model, labels)
     photos: Sequence[Path | None] = [*images] or [project.golden_image]

@@ -14,14 +14,17 @@ from edgepack.deploy.remote_tool import Layout
 from edgepack.device.base import Device
 from edgepack.device.facts import DeviceFacts, gather
 from edgepack.flow.job import Job, compile_job, cpu_job
+from edgepack.flow.sinks import fetch_mosquitto
 from edgepack.gate.gate import Problem
 from edgepack.gate.profile import profile_problems
 from edgepack.native.app import build_runtime
 from edgepack.native.device_tool import build_device_tool
+from edgepack.native.sinks import build_sinks
 
 # Of ARM builds of this version, stripped.
 _APP_BYTES = 2_600_000
 _TOOL_BYTES = 700_000
+_SINKS_BYTES = 600_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +44,8 @@ class DryRun:
     """What is known before anything is built.
 
     `facts` are None of a virtual board that does not run, `current` is the release there, None if
-    there is none. `problems` are reasons for the gate to refuse what is made for `board`.
+    there is none. `sinks` say what happens with results on the device. `problems` are reasons for
+    the gate to refuse what is made for `board`.
     `plan` is there if the bundle is made already, and the device would take it.
     """
 
@@ -51,6 +55,7 @@ class DryRun:
     problems: tuple[Problem, ...]
     current: str | None
     parts: tuple[Part, ...]
+    sinks: tuple[str, ...] = ()
     plan: DeployPlan | None = None
 
     @property
@@ -74,6 +79,7 @@ class DryRun:
             "facts": self.facts.to_dict() if self.facts else None,
             "problems": [asdict(problem) for problem in self.problems],
             "parts": [asdict(part) for part in self.parts],
+            "sinks": list(self.sinks),
             "bundle_bytes": self.size_bytes,
         }
 
@@ -101,11 +107,12 @@ def look(job: Job, device: Device | None, root: str, name: str) -> DryRun:
         problems=problems,
         current=current,
         parts=parts_of(job),
+        sinks=tuple(job.project.sinks.lines()),
     )
 
 
 def parts_of(job: Job) -> tuple[Part, ...]:
-    """The compiled model, the app and the device tool."""
+    """The compiled model, the app, the device tool, and the program for sinks if there are some."""
 
     def files() -> list[Path]:
         found: list[Path | None] = []
@@ -118,6 +125,11 @@ def parts_of(job: Job) -> tuple[Part, ...]:
         _part("model", files, job.model.size_bytes),
         _part("app", lambda: [build_runtime(job.board, job.toolchain.toolchain).app], _APP_BYTES),
         _part("device tool", lambda: [build_device_tool(job.board).path], _TOOL_BYTES),
+        *(
+            [_part("sinks", lambda: [build_sinks(job.board, fetch_mosquitto).path], _SINKS_BYTES)]
+            if job.project.sinks
+            else []
+        ),
     )
 
 

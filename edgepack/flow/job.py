@@ -37,6 +37,7 @@ from edgepack.flow.quantized import describe_quantization, find_precision, read_
 from edgepack.flow.records import Chosen, Trial, choose_for_cpu, read_records, shipped_records
 from edgepack.flow.reference import Array, ExpectedClassError, golden_inputs, make_golden
 from edgepack.flow.results import check_results
+from edgepack.flow.sinks import fetch_mosquitto, prove_sinks
 from edgepack.flow.tolerances import golden_tolerance, tolerance_of
 from edgepack.flow.verify import (
     make_cases,
@@ -58,6 +59,7 @@ from edgepack.model.sources.folders import origin_of
 from edgepack.native.app import build_runtime, need_programs
 from edgepack.native.device_tool import build_device_tool
 from edgepack.native.linked_app import link_app
+from edgepack.native.sinks import build_sinks
 from edgepack.native.toolchain import Choice, Toolchain, for_kernels, select
 from edgepack.postprocess.base import PostprocessSpec
 from edgepack.postprocess.classes import Classes
@@ -112,6 +114,7 @@ def make_job(project: Project) -> Job:
     if labels is not None and project.postprocess is None:
         check_labels(project, labels, model.outputs[0])
     check_classes(project, model)
+    prove_sinks(project.sinks, project.service, labels)
     return Job(
         project=project,
         board=board,
@@ -442,6 +445,11 @@ def package_job(job: Job, out: str | Path, *, progress: Progress = NO_PROGRESS) 
     with Beside() as beside:
         app = beside.start(build_runtime, job.board, chosen, progress=progress)
         device_tool = beside.start(build_device_tool, job.board, progress=progress)
+        sinks = (
+            beside.start(build_sinks, job.board, fetch_mosquitto, progress=progress)
+            if job.project.sinks
+            else None
+        )
         compiled = compile_job(job, progress=progress)
         other = cpu_job(job)
         on_cpu = None if other is None else compile_job(other, progress=progress)
@@ -503,6 +511,8 @@ def package_job(job: Job, out: str | Path, *, progress: Progress = NO_PROGRESS) 
             product=job.project.product,
             valid_until=job.project.valid_until,
             source=origin_of(job.project.model),
+            sinks=job.project.sinks,
+            sinks_program=sinks.result() if sinks else None,
             health=job.project.health,
             service=job.project.service,
             monitor=monitor,

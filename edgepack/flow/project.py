@@ -46,6 +46,7 @@ from edgepack.bundle.manifest import (
 )
 from edgepack.bundle.monitor import Monitoring, take_monitoring
 from edgepack.bundle.service import Service, take_service
+from edgepack.bundle.sinks import SinkTables, take_sinks
 from edgepack.bundle.verified import DEFAULT_TOLERANCE
 from edgepack.compiler.precision import COMPUTE, PRECISIONS, QUANTIZED
 from edgepack.flow.optimize import DEFAULT_OPTIMIZE, OPTIMIZE
@@ -103,6 +104,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "postprocess": None,
     "health": DEFAULT_HEALTH,
     "service": None,
+    "sinks": SinkTables(),
     "quantize": None,
     "monitor": None,
 }
@@ -141,8 +143,9 @@ class Project:
     Winograd's algorithm; `bounded` inputs have values as large as those the model was trained with.
     `records` are files of `flow.records`, by which kernels are made.
     `health`
-    bounds the test there, `service` says how it runs when nobody is logged in. `quantize` is for
-    making a float model one on integers, `monitor` for what live input is compared with.
+    bounds the test there, `service` says how it runs when nobody is logged in, `sinks` where
+    results go and what is done about them. `quantize` is for making a float model one on integers,
+    `monitor` for what live input is compared with.
     `origins` says for each field "default", the project file, or the flag it is from.
     """
 
@@ -180,6 +183,7 @@ class Project:
     postprocess: PostprocessSpec | None
     health: Health
     service: Service | None
+    sinks: SinkTables
     quantize: Quantizing | None
     monitor: Monitoring | None
     origins: Mapping[str, str] = field(default_factory=dict)
@@ -383,6 +387,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     tuning = top.take_table("tune", required=False)
     health = top.take_table("health", required=False)
     service = take_service(top)
+    sinks = take_sinks(top)
     quantize = top.take_table("quantize", required=False)
     monitor = top.take_table("monitor", required=False)
     top.finish()
@@ -392,7 +397,8 @@ def _read_file(path: Path) -> dict[str, Any]:
     if compiling is not None:
         values |= _read_compiling(compiling)
     values["records"] = _take_records(path, tuning)
-    values |= {"service": service, "health": parse_health(health) if health is not None else None}
+    values |= {"service": service, "sinks": sinks or None}
+    values |= {"health": parse_health(health) if health is not None else None}
     values["quantize"] = _read_quantize(quantize) if quantize is not None else None
     values["monitor"] = _read_monitor(monitor) if monitor is not None else None
     values["shapes"] = _read_shapes(Table(shapes, file=path, path="shapes"), shapes)

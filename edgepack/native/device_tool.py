@@ -217,11 +217,12 @@ def compile_tool(
         shutil.rmtree(work)
 
 
-def source_key(parts: Mapping[str, object], *, tests: bool = False) -> str:
-    """Names what the sources (with `tests`, theirs too) make with `parts`, all else that counts."""
+def source_key(parts: Mapping[str, object], *, tests: bool = False, program: str = "device") -> str:
+    """Names what the sources of a program in `cpp_runtime` (with `tests`, theirs too) make with
+    `parts`, all else that counts."""
     toolchains = data_file("toolchains")
     document = {
-        "sources": source_hashes(data_file("cpp_runtime") / "device", tests=tests),
+        "sources": source_hashes(data_file("cpp_runtime") / program, tests=tests),
         "toolchains": [
             hashlib.sha256((toolchains / name).read_bytes()).hexdigest()
             for name in ("gnu.cmake", "zig.cmake", "zig_musl.cmake")

@@ -41,7 +41,7 @@ def test_ctest(name: str) -> None:
 def own_sources(*suffixes: str) -> list[Path]:
     return sorted(
         path
-        for folder in ("app", "common", "device", "sdk")
+        for folder in ("app", "common", "device", "sdk", "sinks")
         for path in (SOURCE.parent / folder).rglob("*")
         if path.suffix in suffixes
     )

@@ -2,7 +2,7 @@
 
     python -m tests.fuzz [--seconds N] [--keep] [TARGET ...]
 
-builds the targets of cpp_runtime/{app,device}/fuzz with clang and the sanitizers, replays the
+builds the targets of cpp_runtime/{app,device,sinks}/fuzz with clang and the sanitizers, replays the
 corpus and goes on from it, for N seconds in all (default 600). With `--keep`, inputs that reach new
 code are added to the corpus; an input that fails is always left in the working folder. OpenCV's
 decoders are built for it as well, so that the fuzzer sees their branches and their memory; the
@@ -23,7 +23,7 @@ from pathlib import Path
 from edgepack.boards import get_board
 from edgepack.native.opencv import OpenCvBuild, build_opencv
 from edgepack.native.toolchain import find
-from tests import app_targets, device_tool
+from tests import app_targets, device_tool, sinks_program
 from tests.support import require_tool
 
 DEVICE_TARGETS = ("manifest", "archive", "signature", "receive")
@@ -39,7 +39,8 @@ APP_TARGETS = (
     "http",
     "service",
 )
-TARGETS = DEVICE_TARGETS + APP_TARGETS
+SINKS_TARGETS = ("sinks",)
+TARGETS = DEVICE_TARGETS + APP_TARGETS + SINKS_TARGETS
 CORPUS = Path(__file__).parent
 
 
@@ -63,6 +64,7 @@ def build(*, decoders: bool = False) -> dict[str, Path]:
         programs = {
             **device_tool.sanitized(*_programs(DEVICE_TARGETS)),
             **app_targets.sanitized(*app),
+            **sinks_program.fuzzers(),
         }
     return {target: programs[f"fuzz-{target}"] for target in TARGETS}
 
@@ -81,6 +83,7 @@ def _optimised(app: tuple[str, ...]) -> dict[str, Path]:
     return {
         **device_tool.build_targets(_programs(DEVICE_TARGETS), *arguments),
         **app_targets.build_targets(app, *arguments, more, opencv=opencv),
+        **sinks_program.fuzzers("-DCMAKE_BUILD_TYPE=RelWithDebInfo"),
     }
 
 

@@ -86,6 +86,10 @@ window = 200
 interval_s = 60
 notice = 0.2
 alarm = 0.4
+[[sink]]
+name = "home"
+url = "http://192.0.2.1:8000/seen"
+buffer = "/photos/later"
 """
 
 
@@ -127,6 +131,9 @@ def test_every_key(folder: Path) -> None:
     assert project.version == 7
     assert project.health == Health(timeout_s=30, max_latency_ms=12.5, max_memory_mb=None)
     assert project.service == Service(args=("--watch", "/photos"), memory_mb=200)
+    assert [(one.name, one.port, one.path) for one in project.sinks.sinks] == [
+        ("home", 8000, "/seen")
+    ]
     assert project.need_board() == "pynq"
     assert project.boards == (folder / "mine.toml",)
     assert project.need_device() == "pi@10.0.0.2"

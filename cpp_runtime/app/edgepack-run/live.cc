@@ -22,6 +22,7 @@
 #include "platform/opencv/preprocess_buffers.h"
 #include "preview.h"
 #include "report.h"
+#include "result_sinks.h"
 #include "sink.h"
 #include "slot.h"
 #include "source.h"
@@ -234,7 +235,8 @@ void ToInput(const Decoded& picture, const Preprocessor& preprocessor, const Ten
 }
 
 void RunLive(const Options& options, const Preprocessor& preprocessor, const TensorInfo& input,
-             const LineOfFrame& line_of, Sight* sight, std::ostream& out, std::ostream& err) {
+             const LineOfFrame& line_of, Sight* sight, ResultSinks* sinks, std::ostream& out,
+             std::ostream& err) {
   const Notifier notifier = Notifier::FromEnvironment();
   // A camera's frames are worth nothing later.
   Slot<Encoded> encoded(options.newest || options.camera);
@@ -245,6 +247,7 @@ void RunLive(const Options& options, const Preprocessor& preprocessor, const Ten
   std::atomic<bool> read{false};
   LineSink sink(options.out.value_or(SinkOptions()), out);
   FrameMetrics metrics(sight);
+  if (sinks != nullptr) metrics.Append([=] { return sinks->Metrics(); });
   std::optional<MetricsFile> metrics_file;
   if (options.metrics) metrics_file.emplace(*options.metrics, [&] { return metrics.Text(); });
   std::optional<Preview> preview;
@@ -256,6 +259,7 @@ void RunLive(const Options& options, const Preprocessor& preprocessor, const Ten
     const Closing<Line> closing(&lines);
     for (Line line; lines.Take(&line);) {
       sink.Write(line.text);
+      if (sinks != nullptr) sinks->Write(line.text);
       metrics.Count(line.broken, encoded.dropped(), sink.lost());
       if (!line.seen) continue;
       const double ms = MsSince(*line.seen);

@@ -20,6 +20,8 @@
 
 namespace edgepack {
 
+class ResultSinks;
+
 /// A picture of a live source on its way to the model: its tensor, or why there is none.
 struct LiveFrame {
   std::optional<std::string> path;  ///< of a photo; frames have a number
@@ -66,6 +68,7 @@ void ToInput(const Decoded& picture, const Preprocessor& preprocessor, const Ten
 /// `sight` counts what the frames are, and is told in /metrics and --metrics.
 /// Throws UsageError if the source cannot be read at all.
 void RunLive(const Options& options, const Preprocessor& preprocessor, const TensorInfo& input,
-             const LineOfFrame& line_of, Sight* sight, std::ostream& out, std::ostream& err);
+             const LineOfFrame& line_of, Sight* sight, ResultSinks* sinks, std::ostream& out,
+             std::ostream& err);
 
 }  // namespace edgepack

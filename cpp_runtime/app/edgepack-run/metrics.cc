@@ -103,7 +103,7 @@ std::string FrameMetrics::Text() const {
                source_up_ ? 1 : 0) +
          Counter("edgepack_source_losses_total", "How often it no longer was.", source_losses_) +
          (processor_ ? ProcessorText(*processor_) : "") +
-         (sight_ != nullptr ? sight_->Text() : "") +
+         (sight_ != nullptr ? sight_->Text() : "") + (more_ ? more_() : "") +
          Gauge("process_resident_memory_bytes", "Resident memory.", ResidentBytes());
 }
 

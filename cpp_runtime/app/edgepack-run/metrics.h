@@ -3,10 +3,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include <edgepack/model.h>
 
@@ -69,6 +71,8 @@ class FrameMetrics {
   void SetSource(bool up);
   /// Of a model with a plan for a GPU.
   void SetProcessor(const std::optional<Processor>& processor);
+  /// What `more` returns follows; before anybody asks.
+  void Append(std::function<std::string()> more) { more_ = std::move(more); }
   [[nodiscard]] std::string Text() const;
 
  private:
@@ -81,6 +85,7 @@ class FrameMetrics {
   bool source_up_ = true;
   std::int64_t source_losses_ = 0;
   std::optional<Processor> processor_;
+  std::function<std::string()> more_;
 };
 
 }  // namespace edgepack

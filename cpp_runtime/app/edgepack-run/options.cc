@@ -138,6 +138,9 @@ void CheckCombination(const Options& options) {
   if (options.metrics && !pictures && !options.watch && !options.serve) {
     throw UsageError("--metrics needs --serve, --images, --frames, --camera or --watch");
   }
+  if (options.sinks && !pictures && !options.watch) {
+    throw UsageError("--sinks needs --images, --frames, --camera or --watch");
+  }
   if ((options.token_file || !options.hosts.empty()) && !options.serve && !options.preview) {
     throw UsageError("--host and --token-file need --serve or --preview");
   }
@@ -229,6 +232,8 @@ Options ParseOptions(const std::vector<std::string>& words) {
       {"--metrics", [&](Value text) { options.metrics = text; }},
       {"--host", [&](Value text) { options.hosts.push_back(ToHostName("--host", text)); }},
       {"--token-file", [&](Value text) { options.token_file = text; }},
+      // What they touch is for those who start services.
+      {"--sinks", [&](Value) { options.sinks = true; }},
       {"--out",
        [&](Value text) {
          sink.Parse(text);
@@ -317,6 +322,8 @@ usage: edgepack-run (--image FILE | --images WHERE | --frames FORMAT | --camera 
                        PORT of this machine alone, HOST:PORT or unix:PATH
   --metrics FILE       with --serve, --watch, --images, --frames and --camera: what /metrics says,
                        every 10 s, for `edgepack-device metrics` and Prometheus' node exporter
+  --sinks WHAT         send the lines to the bundle's sinks and actions, too. WHAT is something that
+                       these touch, for whoever starts a service (any); repeat for more
   --newest             never wait for a frame's result: the frames before the newest are dropped
   --serve ADDRESS      answer requests over HTTP until SIGTERM, by version 2 of the open inference
                        protocol (KServe's, Triton's): PORT of this machine alone, HOST:PORT, or

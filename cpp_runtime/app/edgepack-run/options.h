@@ -45,6 +45,7 @@ struct Options {
   std::optional<int> fps;
   AtEnd at_end = AtEnd::kExit;
   bool newest = false;
+  bool sinks = false;  ///< to edgepack-sinks, too
   std::optional<HttpAddress> serve;
   std::optional<int> queue;
   std::optional<HttpAddress> preview;

@@ -34,6 +34,7 @@
 #include "preview.h"
 #include "profile.h"
 #include "report.h"
+#include "result_sinks.h"
 #include "serve.h"
 #include "sight.h"
 #include "source_state.h"
@@ -571,6 +572,11 @@ Report Execute(const Options& options, const BundleFolder& bundle) {
   Finder finder(postprocessor, bundle, options.top);
   Sight sight(bundle);
   FrameMetrics metrics(&sight);
+  std::optional<ResultSinks> sinks;
+  if (options.sinks) {
+    sinks.emplace(bundle.path);
+    metrics.Append([&] { return sinks->Metrics(); });
+  }
   std::optional<MetricsFile> metrics_file;
   if (options.metrics) metrics_file.emplace(*options.metrics, [&] { return metrics.Text(); });
   std::optional<Preview> preview;
@@ -611,6 +617,7 @@ Report Execute(const Options& options, const BundleFolder& bundle) {
       metrics.Count(state.rejected() + 1, 0, 0);
     }
     line.text = text.str();
+    if (sinks) sinks->Write(line.text);
     return line;
   };
   Watch(*options.watch, options.results, line_of, &state, out);
@@ -711,7 +718,9 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
     *line = JsonLine(report, std::move(*line));
     return report;
   };
-  RunLive(options, preprocessor, *input.info, line_of, &sight, out, err);
+  std::optional<ResultSinks> sinks;
+  if (options.sinks) sinks.emplace(bundle.path);
+  RunLive(options, preprocessor, *input.info, line_of, &sight, sinks ? &*sinks : nullptr, out, err);
 }
 
 int Fail(const Error& error, bool json, std::ostream& out, std::ostream& err) {

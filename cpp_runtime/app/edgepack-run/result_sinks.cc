@@ -1,0 +1,142 @@
+#include "result_sinks.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <csignal>
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <utility>
+
+#include <edgepack/errors.h>
+
+extern char** environ;  // NOLINT(*-avoid-non-const-global-variables): POSIX'
+
+namespace edgepack {
+namespace {
+
+constexpr timeval kTakeLimit = {1, 0};
+constexpr std::chrono::milliseconds kRestart(1000);
+constexpr std::size_t kSharedBytes = 16U << 10U;
+constexpr int kEndTries = 400;
+constexpr useconds_t kEndPause = 10000;
+/// What the program finds its part of the metrics by; above what it opens itself.
+constexpr int kLeastFd = 10;
+constexpr int kMetricsFd = 3;
+
+}  // namespace
+
+ResultSinks::ResultSinks(const std::filesystem::path& bundle)
+    : program_((bundle / "bin" / "edgepack-sinks").string()),
+      config_((bundle / "sinks.json").string()) {
+  if (access(config_.c_str(), R_OK) != 0 || access(program_.c_str(), X_OK) != 0) {
+    throw BundleError("--sinks: the bundle has no sinks",
+                      "add [[sink]] or [[when]] tables to edgepack.toml, and deploy again");
+  }
+  // Without it there are no metrics of theirs, and nothing else is lacking. glibc has no such
+  // function on older boards.
+  const Fd made(static_cast<int>(syscall(SYS_memfd_create, "edgepack-sinks", 1U)));
+  if (made && ftruncate(made.get(), kSharedBytes) == 0) {
+    shared_ = Fd(fcntl(made.get(), F_DUPFD_CLOEXEC, kLeastFd));
+    void* const memory = mmap(nullptr, kSharedBytes, PROT_READ, MAP_SHARED, shared_.get(), 0);
+    if (memory != MAP_FAILED) memory_ = static_cast<const char*>(memory);
+  }
+  Start();
+}
+
+ResultSinks::~ResultSinks() {
+  socket_.Close();
+  for (int i = 0; i < kEndTries && child_ > 0; ++i) {
+    Reap();
+    if (child_ > 0) usleep(kEndPause);
+  }
+  if (child_ > 0) kill(child_, SIGKILL);
+  if (memory_ != nullptr) munmap(const_cast<char*>(memory_), kSharedBytes);
+}
+
+void ResultSinks::Reap() {
+  if (child_ > 0 && waitpid(child_, nullptr, WNOHANG) != 0) child_ = -1;
+}
+
+bool ResultSinks::Start() {
+  const auto now = std::chrono::steady_clock::now();
+  if (started_ && now - *started_ < kRestart) return false;
+  started_ = now;
+  if (child_ > 0) kill(child_, SIGKILL);  // it takes nothing, or has closed its end
+  while (child_ > 0) Reap();
+  std::array<int, 2> ends = {-1, -1};
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) return false;
+  socket_ = Fd(ends[0]);
+  const Fd theirs(fcntl(ends[1], F_DUPFD_CLOEXEC, kLeastFd));
+  close(ends[1]);
+  setsockopt(socket_.get(), SOL_SOCKET, SO_SNDTIMEO, &kTakeLimit, sizeof(kTakeLimit));
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, theirs.get(), STDIN_FILENO);
+  // Results are the app's: it says nothing on standard output.
+  posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
+  if (shared_) posix_spawn_file_actions_adddup2(&actions, shared_.get(), kMetricsFd);
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+  sigset_t none;
+  sigemptyset(&none);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  std::string number = std::to_string(kMetricsFd);
+  std::array<char*, 4> argv = {program_.data(), config_.data(), shared_ ? number.data() : nullptr,
+                               nullptr};
+  const int failed =
+      posix_spawn(&child_, program_.c_str(), &actions, &attributes, argv.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  posix_spawnattr_destroy(&attributes);
+  if (failed != 0) {
+    child_ = -1;
+    socket_.Close();
+    return false;
+  }
+  const std::lock_guard<std::mutex> guard(mutex_);
+  ++restarts_;
+  return true;
+}
+
+void ResultSinks::Write(std::string_view line) {
+  std::string_view rest = line;
+  if (socket_ || Start()) {
+    while (!rest.empty()) {
+      const ssize_t size =
+          Retry([&] { return send(socket_.get(), rest.data(), rest.size(), MSG_NOSIGNAL); });
+      if (size < 0) break;
+      rest.remove_prefix(static_cast<std::size_t>(size));
+    }
+    if (rest.empty()) return;
+    // After half a line only another connection makes sense.
+    socket_.Close();
+  }
+  const std::lock_guard<std::mutex> guard(mutex_);
+  ++lost_;
+}
+
+std::string ResultSinks::Metrics() const {
+  std::string text;
+  {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    text = "edgepack_sinks_lost_total " + std::to_string(lost_) +
+           "\nedgepack_sinks_restarts_total " +
+           std::to_string(std::max<std::int64_t>(restarts_, 0)) + "\n";
+  }
+  if (memory_ == nullptr) return text;
+  const auto* const length = reinterpret_cast<const std::atomic<std::uint32_t>*>(memory_);
+  const std::uint32_t size = length->load();
+  if (size > kSharedBytes - sizeof(size)) return text;
+  std::string theirs(memory_ + sizeof(size), size);
+  // Nought, or another, while it is written.
+  return length->load() == size ? text + theirs : text;
+}
+
+}  // namespace edgepack

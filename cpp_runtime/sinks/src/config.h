@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace edgepack::sinks {
+
+/// How many of a class are seen, as a broker keeps it.
+struct Counting {
+  std::vector<std::string> classes;
+  double score = 0;
+  std::string topic;
+  std::optional<std::string> discovery;  ///< Home Assistant's prefix
+};
+
+/// Where lines go: a broker, or a webhook.
+struct SinkConfig {
+  std::string name;
+  std::string scheme;  ///< "mqtt" or "http"
+  std::string host;
+  int port = 0;
+  std::string path;  ///< of a webhook
+  std::string topic;
+  std::string status_topic;
+  std::string client_id;
+  std::optional<Counting> counting;
+  std::optional<std::string> username;
+  std::optional<std::string> password_file;
+  std::string buffer;  ///< the folder of what waits
+  std::uint64_t buffer_bytes = 0;
+};
+
+struct GpioConfig {
+  std::string chip;
+  std::uint32_t line = 0;
+  bool active_low = false;
+  double pulse_s = 1;
+};
+
+/// What is done when something is seen.
+struct RuleConfig {
+  std::string name;
+  std::string seen;  ///< the class
+  double score = 0;
+  double for_s = 0;
+  double every_s = 0;
+  std::vector<std::string> run;
+  double time_limit_s = 10;
+  std::optional<GpioConfig> gpio;
+};
+
+struct Config {
+  std::string name;  ///< the bundle's
+  std::vector<SinkConfig> sinks;
+  std::vector<RuleConfig> rules;
+};
+
+/// sinks.json of a bundle, with `host` for each "{hostname}". Throws Error.
+Config ParseConfig(std::string_view text, const std::string& host);
+
+/// The same of a file, for this machine. Throws Error.
+Config LoadConfig(const std::string& path);
+
+}  // namespace edgepack::sinks

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace edgepack::sinks {
+
+/// Something that a line of results names.
+struct Detection {
+  std::string label;
+  double score = 0;
+};
+
+/// What a line of edgepack-run names: its boxes, points and classes. Of what has no label the
+/// number is one. Throws Error if the line is no JSON object.
+std::vector<Detection> ReadDetections(std::string_view line);
+
+}  // namespace edgepack::sinks

@@ -1,0 +1,241 @@
+#include "mqtt.h"
+
+#include <algorithm>
+#include <mosquitto.h>
+#include <poll.h>
+#include <utility>
+
+#include "common/error.h"
+#include "common/json.h"
+#include "secret.h"
+
+namespace edgepack::sinks {
+namespace {
+
+constexpr int kKeepAliveS = 30;
+constexpr std::size_t kMostFlying = 20;
+constexpr double kAnswerS = 10;
+constexpr double kAcknowledgeS = 30;
+constexpr double kTickS = 1;
+constexpr double kLeaveS = 2;
+constexpr const char* kOnline = "online";
+constexpr const char* kOffline = "offline";
+
+/// Not strerror's of an answer: the broker's own reasons.
+std::string Refusal(int answer) {
+  return "the broker refuses: " + std::string(mosquitto_connack_string(answer));
+}
+
+}  // namespace
+
+void MqttSender::Free::operator()(mosquitto* client) const { mosquitto_destroy(client); }
+
+MqttSender::MqttSender(SinkConfig config, std::string bundle)
+    : Sender(std::move(config)), bundle_(std::move(bundle)) {
+  if (!this->config().counting) return;
+  for (const std::string& name : this->config().counting->classes) seen_[name] = 0;
+}
+
+MqttSender::~MqttSender() = default;
+
+void MqttSender::See(const std::vector<Detection>& detections) {
+  if (!config().counting) return;
+  const std::lock_guard<std::mutex> guard(mutex_);
+  for (auto& entry : seen_) {
+    entry.second = static_cast<int>(
+        std::count_if(detections.begin(), detections.end(), [&](const Detection& one) {
+          return one.label == entry.first && one.score >= config().counting->score;
+        }));
+  }
+}
+
+std::string MqttSender::CountsNow() {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  JsonWriter json;
+  json.BeginObject();
+  for (const auto& [name, count] : seen_) json.Key(name).Int(count);
+  return json.EndObject().text();
+}
+
+void MqttSender::Run() {
+  while (!stopping()) {
+    const std::string why = Session();
+    client_.reset();
+    spool().Rewind();
+    spool().Spill();
+    if (stopping()) break;
+    Fail(why);
+    Pause();
+  }
+}
+
+/// A client that connects; a reason if it cannot.
+std::string MqttSender::Begin() {
+  client_.reset(mosquitto_new(config().client_id.c_str(), true, this));
+  if (!client_) return "no memory";
+  answer_ = -1;
+  gone_ = 0;
+  flying_.clear();
+  arrived_.clear();
+  told_.clear();
+  mosquitto* const client = client_.get();
+  mosquitto_max_inflight_messages_set(client, kMostFlying + 8);
+  mosquitto_connect_callback_set(client, [](mosquitto*, void* self, int answer) {
+    static_cast<MqttSender*>(self)->answer_ = answer;
+  });
+  mosquitto_publish_callback_set(client, [](mosquitto*, void* self, int id) {
+    static_cast<MqttSender*>(self)->arrived_.insert(id);
+  });
+  if (mosquitto_will_set(client, config().status_topic.c_str(), 7, kOffline, 1, true) != 0) {
+    return "status_topic cannot be used";
+  }
+  if (config().username) {
+    std::string password;
+    try {
+      if (config().password_file) {
+        password = ReadSecret(*config().password_file, config().name + "-password");
+      }
+    } catch (const Error& error) {
+      return error.message;
+    }
+    const char* const secret = config().password_file ? password.c_str() : nullptr;
+    mosquitto_username_pw_set(client, config().username->c_str(), secret);
+  }
+  const int failed =
+      mosquitto_connect_async(client, config().host.c_str(), config().port, kKeepAliveS);
+  return failed == MOSQ_ERR_SUCCESS ? ""
+                                    : "cannot connect: " + std::string(mosquitto_strerror(failed));
+}
+
+bool MqttSender::Keep(const std::string& topic, const std::string& payload) {
+  return mosquitto_publish(client_.get(), nullptr, topic.c_str(), static_cast<int>(payload.size()),
+                           payload.data(), 1, true) == MOSQ_ERR_SUCCESS;
+}
+
+/// What the broker keeps, once there is a connection.
+void MqttSender::Greet() {
+  Keep(config().status_topic, kOnline);
+  if (!config().counting || !config().counting->discovery) return;
+  const Counting& counting = *config().counting;
+  for (const std::string& name : counting.classes) {
+    std::string id = config().client_id + "_" + name;
+    std::replace_if(
+        id.begin(), id.end(),
+        [](char letter) {
+          return (letter < 'a' || letter > 'z') && (letter < 'A' || letter > 'Z') &&
+                 (letter < '0' || letter > '9') && letter != '_' && letter != '-';
+        },
+        '_');
+    JsonWriter json;
+    json.BeginObject().Key("name").String(name).Key("unique_id").String(id);
+    json.Key("state_topic").String(counting.topic);
+    std::string quoted;
+    for (const char letter : name) {
+      if (letter == '\'' || letter == '\\') quoted += '\\';
+      quoted += letter;
+    }
+    json.Key("value_template").String("{{ value_json['" + quoted + "'] }}");
+    json.Key("state_class").String("measurement");
+    json.Key("availability_topic").String(config().status_topic);
+    json.Key("device").BeginObject().Key("identifiers").BeginArray();
+    json.String(config().client_id).EndArray().Key("name").String(bundle_);
+    json.Key("manufacturer").String("edgepack").Key("sw_version").String(EDGEPACK_VERSION);
+    json.EndObject().EndObject();
+    Keep(*counting.discovery + "/sensor/" + id + "/config", json.text());
+  }
+}
+
+void MqttSender::TellState() {
+  if (!config().counting) return;
+  std::string now = CountsNow();
+  if (now == told_) return;
+  if (Keep(config().counting->topic, now)) told_ = std::move(now);
+}
+
+/// Sends lines as long as the broker has not too many to acknowledge. False if that failed.
+bool MqttSender::PublishMore() {
+  while (!flying_.empty() && arrived_.count(flying_.front()) != 0) {
+    arrived_.erase(flying_.front());
+    flying_.pop_front();
+    spool().Acknowledge();
+    CountSent();
+    heard_ = Monotonic();
+  }
+  if (flying_.empty()) {
+    arrived_.clear();  // of what the broker keeps
+    heard_ = Monotonic();
+  }
+  while (flying_.size() < kMostFlying && spool().Next(&line_)) {
+    int id = 0;
+    const int failed = mosquitto_publish(client_.get(), &id, config().topic.c_str(),
+                                         static_cast<int>(line_.size()), line_.data(), 1, false);
+    if (failed != MOSQ_ERR_SUCCESS) return false;
+    flying_.push_back(id);
+  }
+  return true;
+}
+
+std::string MqttSender::Session() {
+  std::string why = Begin();
+  if (!why.empty()) return why;
+  mosquitto* const client = client_.get();
+  const double begun = Monotonic();
+  bool greeted = false;
+  // A life that was short has something to say, too.
+  while (greeted ? !stopping() : !late()) {
+    const int fd = mosquitto_socket(client);
+    if (fd < 0) return greeted ? "the connection is lost" : "cannot connect";
+    const bool full = mosquitto_want_write(client) || answer_ < 0;
+    const auto events = static_cast<short>(POLLIN | (full ? POLLOUT : 0));
+    const short ready = Wait(kTickS, fd, events);
+    int failed = MOSQ_ERR_SUCCESS;
+    if ((ready & (POLLOUT | POLLERR | POLLHUP)) != 0) failed = mosquitto_loop_write(client, 1);
+    if (failed == MOSQ_ERR_SUCCESS && (ready & (POLLIN | POLLERR | POLLHUP)) != 0) {
+      failed = mosquitto_loop_read(client, 1);
+    }
+    if (failed == MOSQ_ERR_SUCCESS) failed = mosquitto_loop_misc(client);
+    if (answer_ > 0) return Refusal(answer_);
+    if (failed != MOSQ_ERR_SUCCESS) {
+      return std::string(greeted ? "" : "cannot connect: ") + mosquitto_strerror(failed);
+    }
+    if (answer_ < 0) {
+      if (Monotonic() - begun > kAnswerS) return "the broker gives no answer";
+      // The socket is writable all the time: not more often than this.
+      if ((ready & POLLOUT) != 0 && !mosquitto_want_write(client)) Wait(0.01);
+      continue;
+    }
+    if (!std::exchange(greeted, true)) {
+      Succeed();
+      Greet();
+      heard_ = Monotonic();
+    }
+    TellState();
+    if (!PublishMore()) return "a line cannot be published";
+    if (Monotonic() - heard_ > kAcknowledgeS) return "the broker acknowledges nothing";
+  }
+  if (greeted) Leave();
+  return "";
+}
+
+/// The rest, for a moment, and a farewell.
+void MqttSender::Leave() {
+  mosquitto* const client = client_.get();
+  const double until = Monotonic() + kLeaveS;
+  bool told = false;
+  while (Monotonic() < until) {
+    const int fd = mosquitto_socket(client);
+    if (fd < 0 || !PublishMore()) return;
+    if (flying_.empty() && !std::exchange(told, true)) {
+      TellState();
+      Keep(config().status_topic, kOffline);
+      mosquitto_disconnect(client);
+    }
+    if (told && !mosquitto_want_write(client)) return;
+    const auto events = static_cast<short>(POLLIN | (mosquitto_want_write(client) ? POLLOUT : 0));
+    const short ready = Wait(0.1, fd, events);
+    if ((ready & POLLOUT) != 0 && mosquitto_loop_write(client, 1) != MOSQ_ERR_SUCCESS) return;
+    if ((ready & ~POLLOUT) != 0 && mosquitto_loop_read(client, 1) != MOSQ_ERR_SUCCESS) return;
+  }
+}
+
+}  // namespace edgepack::sinks

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "sender.h"
+
+struct mosquitto;
+
+namespace edgepack::sinks {
+
+/// Lines to a broker of MQTT 3.1.1, at least once each (QoS 1), in order. What the broker keeps:
+/// whether the device is there ("online", "offline" by its last will), how many of some classes are
+/// seen, and what Home Assistant has to know of that.
+class MqttSender : public Sender {
+ public:
+  MqttSender(SinkConfig config, std::string bundle);
+  ~MqttSender() override;
+
+  void Run() override;
+
+ protected:
+  void See(const std::vector<Detection>& detections) override;
+
+ private:
+  struct Free {
+    void operator()(mosquitto* client) const;
+  };
+
+  /// Until the connection is lost; why.
+  std::string Session();
+  std::string Begin();
+  void Greet();
+  bool PublishMore();
+  bool Keep(const std::string& topic, const std::string& payload);
+  void TellState();
+  void Leave();
+  [[nodiscard]] std::string CountsNow();
+
+  std::string bundle_;
+  std::unique_ptr<mosquitto, Free> client_;
+  int answer_ = -1;  // to the connection
+  int gone_ = 0;
+  std::deque<int> flying_;
+  std::set<int> arrived_;
+  double heard_ = 0;
+  std::string line_;
+
+  std::mutex mutex_;
+  std::map<std::string, int> seen_;
+  std::string told_;
+};
+
+}  // namespace edgepack::sinks
