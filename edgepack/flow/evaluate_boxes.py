@@ -217,6 +217,9 @@ class _Finder:
                 f"{project.origins['postprocess']}: rotated boxes: their precision is not measured",
                 hint="that of the upright boxes around them would be a number of another kind",
             )
+        if getattr(bound, "masks", 0):
+            # Masks take a second or more for each photo, and are not measured.
+            bound = dataclasses.replace(bound, outputs=bound.outputs[:1])
         names = [info.name for info in model.outputs]
         shapes = [
             [one for one in model.outputs[names.index(name)].shape if isinstance(one, int)]
