@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from edgepack.boards import get_board
 from edgepack.compiler import plan_model
@@ -15,6 +16,8 @@ from edgepack.compiler.place.emit import LAYOUT
 from edgepack.model import ModelSpec
 from tests.onnx_models import Builder
 from tests.targets import compile_and_run, every_target, save_cases, wrong_outputs
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 def _dense(net: Builder, rows: str, ins: int, outs: int) -> str:
@@ -298,6 +301,107 @@ def test_norms_of_rows(tmp_path: Path, board: str, cpu: str) -> None:
     wrong = wrong_outputs(model, inputs, got, tolerance=1e-3)
     assert not wrong, "\n".join(wrong)
     assert {layer.rule for layer in compiled.layers} == {"norm"}
+
+
+def _rms(net: Builder, x: str, form: str, weight: str = "", epsilon: str = "") -> str:
+    """An RMS norm along the last axis in one of the forms that exporters write."""
+    one, two = net.const(1.0, "float32"), net.const(2.0, "float32")
+    square = net.op("Mul", x, x) if form in ("quotient", "power") else net.op("Pow", x, two)
+    mean = net.op("ReduceMean", square, axes=[-1])
+    least = epsilon or net.const(1e-5, "float32")
+    total = net.op("Add", least, mean) if form == "quotient" else net.op("Add", mean, least)
+    if form == "power":
+        normal = net.op("Mul", net.op("Pow", total, net.const(-0.5, "float32")), x)
+    elif form == "quotient":
+        normal = net.op("Div", x, net.op("Sqrt", total))
+    elif form == "inverse":
+        normal = net.op("Mul", x, net.op("Div", one, net.op("Sqrt", total)))
+    else:
+        normal = net.op("Mul", x, net.op("Reciprocal", net.op("Sqrt", total)))
+    if not weight:
+        return normal
+    return net.op("Mul", weight, normal) if form == "inverse" else net.op("Mul", normal, weight)
+
+
+@every_target
+def test_rms_norms_by_their_parts(tmp_path: Path, board: str, cpu: str) -> None:
+    net = Builder(seed=11)
+    cases, shapes = {}, {}
+    for size, shape in ((8, (1, 8)), (37, (3, 37)), (61, (2, 7, 61)), (192, (2, 1, 5, 192))):
+        data = f"x{size}"
+        shapes[data] = shape
+        weights = {
+            "quotient": net.weight(size),
+            "power": net.weight(*(1,) * (len(shape) - 1), size),
+            "inverse": net.weight(size),
+            "reciprocal": "",
+        }
+        for factor, (form, weight) in enumerate(weights.items(), 2):
+            # Of a tensor of its own: what is equal in two of them would be computed once.
+            own = net.op("Mul", data, net.const(factor, "float32"))
+            cases[f"{data}_{form}"] = _rms(net, own, form, weight)
+    model = save_cases(tmp_path / "model.onnx", net, shapes, cases)
+    random = np.random.default_rng(11)
+    inputs = [random.normal(size=shape).astype("float32") for shape in shapes.values()]
+    # Rows of zeros, of what has no square, and of what is no number.
+    inputs[1][0] = 0
+    for row, value in enumerate((np.inf, np.nan, 1e30, 1e-30, -np.inf)):
+        inputs[3][0, 0, row, row] = value
+    compiled, got = compile_and_run(model, inputs, board, cpu, tmp_path)
+    wrong = wrong_outputs(model, inputs, got, tolerance=1e-5)
+    assert not wrong, "\n".join(wrong)
+    rules = Counter(layer.rule for layer in compiled.layers)
+    assert rules.keys() == {"generic", "norm"}
+    assert rules["norm"] == len(cases)
+
+
+@pytest.mark.parametrize(("board", "cpu"), [("local", "native")])
+def test_what_is_no_rms_norm_by_its_parts(tmp_path: Path, board: str, cpu: str) -> None:
+    """Values inside that others read, weights by row, other axes, short rows."""
+    net = Builder(seed=12)
+    least = net.const(1e-5, "float32")
+    square = net.op("Pow", "x", net.const(2.0, "float32"))
+    root = net.op("Sqrt", net.op("Add", net.op("ReduceMean", square, axes=[-1]), least))
+    first = net.op("ReduceMean", net.op("Mul", "y", "y"), axes=[1])
+    other = net.op("ReduceMean", net.op("Mul", "y", "x"), axes=[-1])
+    cases = {
+        "root": root,
+        "quotient": net.op("Div", "x", root),
+        "first axis": net.op("Div", "y", net.op("Sqrt", net.op("Add", first, least))),
+        "of two": net.op("Div", "y", net.op("Sqrt", net.op("Add", net.op("Abs", other), least))),
+        "turned": net.op("Div", net.op("Sqrt", net.op("Add", _mean(net, "z"), least)), "z"),
+        "of another": net.op("Div", "x", net.op("Sqrt", net.op("Add", _mean(net, "z"), least))),
+        "epsilon by row": _rms(net, net.op("Neg", "z"), "quotient", epsilon=net.weight(9, 1)),
+        "few": _rms(net, "short", "quotient", net.weight(3)),
+    }
+    shapes = {"x": (2, 9, 24), "y": (2, 9, 24), "z": (2, 9, 24), "short": (5, 3)}
+    model = save_cases(tmp_path / "model.onnx", net, shapes, cases)
+    random = np.random.default_rng(12)
+    inputs = [random.uniform(0.5, 2, size=shape).astype("float32") for shape in shapes.values()]
+    compiled, got = compile_and_run(model, inputs, board, cpu, tmp_path)
+    wrong = wrong_outputs(model, inputs, got, tolerance=1e-5)
+    assert not wrong, "\n".join(wrong)
+    assert "norm" not in {layer.rule for layer in compiled.layers}
+
+
+def _mean(net: Builder, x: str) -> str:
+    return net.op("ReduceMean", net.op("Mul", x, x), axes=[-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "norms", "tolerance"),
+    [("torchscript", 2, 1e-6), ("dynamo", 4, 1e-6), ("dynamo-half", 4, 2e-3)],
+)
+def test_rms_norms_of_exporters(tmp_path: Path, name: str, norms: int, tolerance: float) -> None:
+    """Written by PyTorch 2.13: Llama's, Gemma's (times 1 + weight), and torch.nn.RMSNorm with a
+    weight and without one; the last file's module is in half precision."""
+    model = FIXTURES / f"rms-norms-{name}.onnx"
+    dtype = "float16" if name == "dynamo-half" else "float32"
+    inputs = [np.random.default_rng(13).normal(size=(2, 5, 37)).astype(dtype)]
+    compiled, got = compile_and_run(model, inputs, "local", "native", tmp_path)
+    wrong = wrong_outputs(model, inputs, got, tolerance=tolerance)
+    assert not wrong, "\n".join(wrong)
+    assert [layer.rule for layer in compiled.layers].count("norm") == norms
 
 
 @every_target

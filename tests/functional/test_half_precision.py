@@ -267,6 +267,23 @@ def test_scores_that_halves_cannot_hold(
 
 
 @pytest.mark.parametrize(("board", "cpu", "tolerance"), [A76])
+def test_rms_norms_by_their_parts(tmp_path: Path, board: str, cpu: str, tolerance: float) -> None:
+    """In halves, unless one of the parts has no room in them: here the squares of 300."""
+    net, cases = Builder(seed=14), {}
+    for name, factor in (("small", 1.0), ("large", 300.0)):
+        x = net.op("Mul", net.op("MatMul", "x", net.weight(48, 40)), net.const(factor, "float32"))
+        mean = net.op("ReduceMean", net.op("Pow", x, net.const(2.0, "float32")), axes=[-1])
+        root = net.op("Sqrt", net.op("Add", mean, net.const(1e-5, "float32")))
+        normal = net.op("Mul", net.op("Mul", x, net.op("Reciprocal", root)), net.weight(40))
+        cases[name] = net.op("MatMul", normal, net.weight(40, 24))
+    x = np.random.default_rng(3).normal(size=(1, 11, 48)).astype("float32")
+    half = Precision(name="float16", samples=([x],))
+    compiled = check(tmp_path, net, {"x": x.shape}, cases, (board, cpu, tolerance), half)
+    made = [(layer.dtype, bool(layer.exact)) for layer in compiled.layers if layer.rule == "norm"]
+    assert sorted(made) == [("float16", False), ("float32", True)]
+
+
+@pytest.mark.parametrize(("board", "cpu", "tolerance"), [A76])
 def test_layers_that_stay_float32(tmp_path: Path, board: str, cpu: str, tolerance: float) -> None:
     """What overflows is found by a run; conversions are put around it."""
     net = Builder(seed=5)

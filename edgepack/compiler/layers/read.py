@@ -16,9 +16,10 @@ from tvm import relax
 
 from edgepack.compiler.layers.attention import Attentions, attentions
 from edgepack.compiler.layers.integers import integer_operator
+from edgepack.compiler.layers.norms import DecomposedNorm, find_rms_norms
 from edgepack.compiler.layers.plain import Read, read_plain
 from edgepack.compiler.layers.quantized import hidden_integers
-from edgepack.compiler.layers.rows import row_chains
+from edgepack.compiler.layers.rows import RowChain, row_chains
 from edgepack.compiler.layers.tensors import (
     ValueTable,
     constant_of,
@@ -63,9 +64,10 @@ from edgepack.kernels.value import Value
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A function's layers, in order; one for a product of rows and the arithmetic on it, and one
-    for an attention. `each` has those of single bindings, also where these are part of another
-    layer, by their results; `values` what stands for the function's variables."""
+    """A function's layers, in order; one for a product of rows and the arithmetic on it, one for an
+    attention, and one for an RMS norm that the model has as its parts. `each` has those of single
+    bindings, also where these are part of another layer, by their results; `values` what stands for
+    the function's variables."""
 
     layers: Sequence[Layer]
     each: Mapping[Value, Layer]
@@ -102,11 +104,14 @@ def read_layers(
     read = [var for attention in attended.found.values() for var in attention.inputs]
     chains = row_chains(attended.bindings, [*outputs, *read], matrices_in_rows=matrices_in_rows)
     inside = {var for chain in chains.values() for var, _ in chain.bindings}
+    norms = find_rms_norms(attended.bindings, [*outputs, *read], inside)
+    whole: dict[relax.Var, RowChain | DecomposedNorm] = {**chains, **norms}
+    inside = {var for group in whole.values() for var, _ in group.bindings}
     values, made = ValueTable(), dict(attended.bindings)
     each: dict[Value, Layer] = {}
     layers = []
     for var, value in attended.bindings:
-        attention, chain = attended.found.get(var), chains.get(var)
+        attention, group = attended.found.get(var), whole.get(var)
         if attention is not None:
             found = Read(operator=attention.operator, inputs=attention.inputs)
             bound = [values.bind(*binding) for binding in attention.inside]
@@ -119,17 +124,17 @@ def read_layers(
         before = original.get(var, value)
         weight = before.args[1] if before is not value else None
         each[layer.output] = _with_integers(layer, weights[weight]) if weight is not None else layer
-        if chain is not None:
-            bound = [values.of(item) for item, _ in chain.bindings]
-            layers.append(chain.read.layer(values, var, bound))
+        if group is not None:
+            bound = [values.of(item) for item, _ in group.bindings]
+            layers.append(group.read.layer(values, var, bound))
         elif var not in inside:
             layers.append(each[layer.output])
     return Reading(layers=layers, each=each, values=values)
 
 
 def read_each(function: relax.Function) -> Reading:
-    """The layers of a function as `read_layers` gives them, but for attentions and products of
-    rows: their operators are layers of their own."""
+    """The layers of a function as `read_layers` gives them, but for attentions, products of rows
+    and norms: their operators are layers of their own."""
     values, bindings = ValueTable(), _bindings(function)
     made = dict(bindings)
     layers = []
