@@ -194,6 +194,8 @@ class _Emitter:
     def _of_rows(self, layer: Layer, rule: Rule, site: RowsSite) -> None:
         """Call the kernel of a layer on tensors as the model has them."""
         output, shape = site.output, layer.output.shape
+        # In the place of an attention's queries are more elements than its results.
+        whole = product(output.shape) == layer.output.size
         dtype = output.element.name if isinstance(output, Blocked) else output.dtype
         seen = zip((*layer.inputs, *layer.operands), (*site.inputs, *site.operands), strict=True)
         made = self._call(
@@ -207,13 +209,13 @@ class _Emitter:
             dtype,
             layer=layer,
             shown=shape,
-            value=self.results.get(layer.output, ""),
+            value=self.results.get(layer.output, "") if whole else "",
             key=key_of_site(rule, site),
         )
         if isinstance(output, Blocked):
             kernel = unpack(output, shape, self.cpu)
             made = self._call(LAYOUT, kernel, [made], shape, dtype, shown=shape)
-        elif product(output.shape) == layer.output.size:
+        elif whole:
             made = self.builder.emit(view(made, shape))
         in_halves = not isinstance(output, Blocked) and output.dtype != layer.output.dtype
         (self.halves if in_halves else self.plain)[layer.output] = made
