@@ -37,6 +37,7 @@ from edgepack.deploy.remote_app import Dump, RunRequest, ask_app, release_folder
 from edgepack.device import Device
 from edgepack.flow.job import Job, compile_job, job_inputs
 from edgepack.flow.reference import Array, Comparison, compare, run_reference
+from edgepack.flow.tolerances import tolerance_of_layers
 from edgepack.model import LoadedModel, infer_shapes
 
 # What is written on the device at a time, at least one tensor: its temporary files may be memory.
@@ -205,6 +206,7 @@ def compare_layers(
             f"{job.model.path}: no layer's result is a tensor of the model",
             hint="compare its outputs: edgepack run --golden",
         )
+    tolerance = tolerance_of_layers(job.project)
     found: list[LayerError] = []
     for piece in _pieces(points):
         progress.step(
@@ -218,11 +220,11 @@ def compare_layers(
         else:
             wanted = _reference(job.model, names, given)
         for point, result, reference in zip(piece, got, wanted, strict=True):
-            found.append(_error(point, result, reference, job.project.tolerance))
+            found.append(_error(point, result, reference, tolerance))
     return Compared(
         board=job.board.name,
         cpu=job.board.cpu,
-        tolerance=job.project.tolerance,
+        tolerance=tolerance,
         calls=len(compiled.layers),
         same_plan=_file(device, root, "", GRAPH) == compiled.graph.read_bytes(),
         layers=tuple(found),

@@ -29,15 +29,21 @@ SMALLEST = 1e-2
 
 def tolerance_of(project: Project, model: LoadedModel, compiled: CompiledModel) -> float:
     """The bound of max |error| / max |reference|: the project's, or what its precision takes."""
-    tolerance = project.tolerance
-    if project.origins.get("tolerance", "default") == "default":
-        is_half = project.precision != FULL.name
-        tolerance = max(
-            tolerance,
-            HALF_TOLERANCE if is_half else 0.0,
-            MIXED_TOLERANCE if _is_mixed(model, compiled) else 0.0,
-        )
+    tolerance = tolerance_of_layers(project)
+    if _is_default(project) and _is_mixed(model, compiled):
+        tolerance = max(tolerance, MIXED_TOLERANCE)
     return tolerance_for(model.outputs, tolerance)
+
+
+def tolerance_of_layers(project: Project) -> float:
+    """The same bound of a tensor inside of the model; of one on integers, where they are exact."""
+    is_half = project.precision != FULL.name
+    half = HALF_TOLERANCE if is_half and _is_default(project) else 0.0
+    return max(project.tolerance, half)
+
+
+def _is_default(project: Project) -> bool:
+    return project.origins.get("tolerance", "default") == "default"
 
 
 def _is_mixed(model: LoadedModel, compiled: CompiledModel) -> bool:
