@@ -9,7 +9,7 @@ from typing import Any
 from edgepack.base import charts, page
 from edgepack.base.text import milliseconds
 from edgepack.deploy.answers import Answer
-from edgepack.postprocess.instances import BoxMask
+from edgepack.postprocess.box_mask import BoxMask
 
 _TIMES = ("load", "decode", "preprocess", "run")
 _NAN = float("nan")

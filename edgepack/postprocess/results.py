@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgepack.base.errors import MismatchError
-from edgepack.postprocess.instances import BoxMask
+from edgepack.postprocess.box_mask import BoxMask
 
 TOLERANCE = 1e-4
 """What a coordinate may be off, of the photo's longer side, and a score."""

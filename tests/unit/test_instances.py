@@ -10,14 +10,8 @@ import pytest
 from edgepack.cli.pages.photos import _with_masks, area_color
 from edgepack.deploy.answers import Answer, SenselessError
 from edgepack.deploy.app_answers import AppAnswer
-from edgepack.postprocess.instances import (
-    BoxMask,
-    Prototypes,
-    encode_mask,
-    read_counts,
-    runs_of,
-    write_counts,
-)
+from edgepack.postprocess.box_mask import BoxMask, read_counts, runs_of, write_counts
+from edgepack.postprocess.instances import Prototypes, encode_mask
 from edgepack.postprocess.results import ResultsMismatchError, check_equal
 from edgepack.postprocess.spec import read_postprocess
 from edgepack.postprocess.yolo import Yolo

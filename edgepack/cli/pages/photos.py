@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from edgepack.base import charts, page
 from edgepack.base.errors import ImageError
 from edgepack.base.page import Html
-from edgepack.postprocess.instances import BoxMask
+from edgepack.postprocess.box_mask import BoxMask
 
 _THUMBNAIL = 160
 LARGEST = 640
