@@ -35,7 +35,7 @@ NOT_INJECTED = {
 }  # fmt: skip
 # These compute, and ask the kernel nothing.
 PURE = re.compile(
-    r"_|mem|str|sig(add|empty)set|getenv|setenv|unsetenv|snprintf|ato[il]|floor|gmtime_r|mktime|timegm|gnu_dev"
+    r"_|mem|str|is(alpha|space)|sig(add|empty)set|getenv|setenv|unsetenv|snprintf|ato[il]|floor|gmtime_r|mktime|timegm|gnu_dev"
 )
 
 
