@@ -66,7 +66,7 @@ TEST_CASE("boxes are written") {
   std::ostringstream empty;
   PrintJson(report, empty);
   CHECK(Contains(empty.str(), "\"boxes\":[]"));
-  report.boxes->push_back({{{2, 0.5}, {1, 2}, {3, 4.25}, {{1.5, 2.5}}}, "cat"});
+  report.boxes->push_back({{{2, 0.5}, {1, 2}, {3, 4.25}, {{1.5, 2.5}}, {}}, "cat"});
   std::ostringstream json;
   PrintJson(report, json);
   CHECK(Contains(json.str(), R"("boxes":[{"index":2,"label":"cat","score":0.5,"box":[1,2,3,4.25],)"
