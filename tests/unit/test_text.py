@@ -110,7 +110,7 @@ def test_status_of_a_device_that_writes_to_terminals(
     assert len(shown) < 3000
     # A line that it makes up is none.
     assert "\nrelease 7" not in shown
-    assert len(shown.splitlines()) == 11
+    assert len(shown.splitlines()) == 12
     # A program gets what was said.
     nothing = SimpleNamespace(returncode=1, stdout="", stderr="")
     device = SimpleNamespace(name="board", close=lambda: None, run=lambda *_, **__: nothing)
