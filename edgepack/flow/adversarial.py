@@ -20,6 +20,7 @@ from edgepack.compiler import CompiledModel
 from edgepack.compiler.backend.run import run_plan
 from edgepack.flow.reference import ReferenceRunError, compare, other_ways, reference_outputs
 from edgepack.model import LoadedModel, TensorInfo, infer_shapes, tensor_info
+from edgepack.model.index import GraphIndex
 from edgepack.native.emulate import EmulationError, run_emulated
 
 Array = npt.NDArray[Any]
@@ -127,10 +128,7 @@ def _range_of(model: LoadedModel, info: TensorInfo) -> tuple[int, int] | None:
     if np.dtype(info.dtype).kind not in "iu" or np.dtype(info.dtype).itemsize < 4:
         return None
     graph = infer_shapes(model.proto).graph
-    shapes = {
-        value.name: tensor_info(value).shape
-        for value in (*graph.input, *graph.value_info, *graph.output)
-    }
+    shapes = {name: tensor_info(value).shape for name, value in GraphIndex(graph).infos.items()}
     shapes |= {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
     found = list(_ranges(model, info.name, shapes))
     if not found:

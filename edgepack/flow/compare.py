@@ -39,6 +39,7 @@ from edgepack.flow.job import Job, compile_job, job_inputs
 from edgepack.flow.reference import Array, Comparison, compare, run_reference
 from edgepack.flow.tolerances import tolerance_of_layers
 from edgepack.model import LoadedModel, infer_shapes
+from edgepack.model.index import GraphIndex
 
 # What is written on the device at a time, at least one tensor: its temporary files may be memory.
 PIECE_BYTES = 16 << 20
@@ -343,9 +344,8 @@ def _load(path: Path, device: str) -> Array:
 def _tensors(model: LoadedModel, integers: onnx.ModelProto | None) -> set[str]:
     """The tensors inside of the model, as `integers` if it has any, that the reference can give."""
     if integers is not None:
-        return {name for node in integers.graph.node for name in node.output if name}
-    graph = infer_shapes(model.proto).graph
-    return {value.name for value in (*graph.value_info, *graph.output)}
+        return set(GraphIndex(integers.graph).makers)
+    return set(GraphIndex(infer_shapes(model.proto).graph).results)
 
 
 def _points(compiled: CompiledModel, tensors: set[str]) -> Iterator[_Point]:
@@ -379,8 +379,7 @@ def _reference(model: LoadedModel, names: Sequence[str], inputs: Sequence[Array]
     from edgepack.compiler.frontend.float16 import widen  # see flow/reference.py
 
     wide = widen(model.proto)
-    shapes = infer_shapes(wide).graph
-    known = {value.name: value for value in (*shapes.value_info, *shapes.output)}
+    known = GraphIndex(infer_shapes(wide).graph).results
     proto = type(wide)()
     proto.CopyFrom(wide)
     del proto.graph.output[:]

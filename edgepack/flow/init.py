@@ -34,6 +34,7 @@ from edgepack.flow.project import (
 from edgepack.flow.reference import golden_inputs, model_outputs
 from edgepack.flow.rows import takes_rows
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo, read_model
+from edgepack.model.index import GraphIndex
 from edgepack.model.states import begin_text, propose_states
 from edgepack.postprocess.spec import read_postprocess
 from edgepack.preprocess.presets import PRESETS, fit_size
@@ -285,7 +286,7 @@ def _classes(model: LoadedModel) -> int | None:
 
 def _scores(model: LoadedModel) -> Line:
     """Whether the first output needs a softmax."""
-    made_by = {name: node for node in model.proto.graph.node for name in node.output}
+    made_by = GraphIndex(model.proto.graph).makers
     name = model.outputs[0].name if model.outputs else ""
     for _ in range(16):
         node = made_by.get(name)

@@ -49,6 +49,7 @@ from edgepack.model import (
     operator_name,
     tensor_info,
 )
+from edgepack.model.index import GraphIndex
 from edgepack.native.emulate import EmulationError, emulator, run_emulated
 from edgepack.native.toolchain import for_kernels, select
 
@@ -462,7 +463,7 @@ def first_layer(
 ) -> str:
     """The first node whose result differs when the model ends there, in words."""
     graph = infer_shapes(model.proto).graph
-    known = {value.name: value for value in (*graph.value_info, *graph.output)}
+    known = GraphIndex(graph).results
     ends = []
     for node in model.proto.graph.node:
         value = known.get(node.output[0])

@@ -7,7 +7,8 @@ none of them describes is `Foreign`, and is lowered by TVM.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -446,3 +447,10 @@ class Layer:
     def results(self) -> tuple[Value, ...]:
         """The tensors that it computes."""
         return (self.output,) if self.mean is None else (self.output, self.mean)
+
+
+def count_uses(layers: Iterable[Layer], outputs: Iterable[Value]) -> Counter[Value]:
+    """How often each value is read: by layers, and as one of a function's `outputs`."""
+    uses = Counter(value for layer in layers for value in (*layer.inputs, *layer.operands))
+    uses.update(outputs)
+    return uses

@@ -23,6 +23,7 @@ from edgepack.model.errors import (
 )
 from edgepack.model.exported import read_exported
 from edgepack.model.external import load_external_data
+from edgepack.model.index import GraphIndex
 from edgepack.model.opsets import modernise_opset
 from edgepack.model.some_shapes import some_shapes
 from edgepack.model.states import bind_states, starts_of
@@ -403,7 +404,7 @@ def _fix_shapes(path: Path, proto: Any, shapes: Mapping[str, tuple[int, ...]]) -
     import onnx
 
     graph = proto.graph
-    inputs = {value.name: value for value in graph.input}
+    inputs = GraphIndex(graph).inputs
     symbols: dict[str, tuple[int, str]] = {}
     for name, shape in shapes.items():
         if name not in inputs:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from edgepack.base.errors import perhaps
 from edgepack.model.errors import InputValueError
+from edgepack.model.index import GraphIndex
 
 # A number or truth value for all of an input, or its values in order.
 Constant: TypeAlias = bool | int | float | tuple[bool | int | float, ...]
@@ -23,7 +24,7 @@ def set_inputs(path: Path, graph: Any, values: Mapping[str, Constant]) -> None:
     import numpy as np
     from onnx import helper, numpy_helper
 
-    inputs = {value.name: value for value in graph.input}
+    inputs = GraphIndex(graph).inputs
     for name, given in values.items():
         if name not in inputs:
             raise InputValueError(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edgepack.model.index import GraphIndex
 from edgepack.model.opsets import of_one_opset
 
 ONNX, ONNXRUNTIME = "ONNX", "onnxruntime"
@@ -174,8 +175,7 @@ def _element_types(proto: Any) -> dict[str, int]:
         graph = shape_inference.infer_shapes(proto).graph
     except (ValueError, RuntimeError):  # beyond 2 GB, or no type for an operator of others
         graph = proto.graph
-    values = (*graph.input, *graph.value_info, *graph.output)
-    return {value.name: value.type.tensor_type.elem_type for value in values}
+    return GraphIndex(graph).types
 
 
 def _written_out(node: Any, version: int, kinds: Mapping[str, int]) -> list[Any]:

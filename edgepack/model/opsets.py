@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edgepack.model.errors import InvalidModelError
+from edgepack.model.index import GraphIndex
 
 # The first opset in which operators broadcast as numpy does, which all readers have.
 OLDEST = 7
@@ -97,8 +98,8 @@ def _rewrite_broadcast(proto: Any) -> None:
     weights = {tensor.name: len(tensor.dims) for tensor in proto.graph.initializer}
     inferred = onnx.shape_inference.infer_shapes(proto).graph
     ranks = weights | {
-        value.name: len(value.type.tensor_type.shape.dim)
-        for value in (*inferred.input, *inferred.value_info, *inferred.output)
+        name: len(value.type.tensor_type.shape.dim)
+        for name, value in GraphIndex(inferred).infos.items()
     }
     nodes = []
     for node in proto.graph.node:

@@ -11,6 +11,7 @@ from typing import Any
 
 from edgepack.base.errors import perhaps
 from edgepack.model.errors import StateError
+from edgepack.model.index import GraphIndex
 
 # How exporters of transformers call the caches of a decoder: the start of an input's name, and of
 # the output's (optimum, onnxruntime's GenAI and its tools for T5 and Whisper).
@@ -29,8 +30,8 @@ def bind_states(path: Path, proto: Any, wanted: Mapping[str, str]) -> dict[str, 
     """
     from edgepack.model import infer_shapes, tensor_info
 
-    inputs = {value.name: value for value in proto.graph.input}
-    outputs = {value.name: value for value in proto.graph.output}
+    graph = GraphIndex(proto.graph)
+    inputs, outputs = graph.inputs, graph.outputs
     pairs = dict(_named(path, list(inputs), list(outputs), wanted))
     said = read_declared(proto)
     found = [
@@ -268,14 +269,10 @@ def _zero_point(proto: Any, name: str, output: str) -> int:
     """The integer that stands for zero in a state: of who reads it, else of who makes it."""
     from onnx import numpy_helper
 
-    graph = proto.graph
-    values = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-            values[node.output[0]] = node.attribute[0].t
+    graph, index = proto.graph, GraphIndex(proto.graph)
 
     def read(names: Sequence[str], place: int) -> int | None:
-        known = values.get(names[place]) if place < len(names) else None
+        known = index.known.get(names[place]) if place < len(names) else None
         if known is None:
             return None
         found = numpy_helper.to_array(known).reshape(-1)
@@ -285,10 +282,9 @@ def _zero_point(proto: Any, name: str, output: str) -> int:
         for given, zero in _ZERO_POINTS.get(node.op_type, {}).items():
             if given == place and (found := read(node.input, zero)) is not None:
                 return found
-    made = {output: node for node in graph.node for output in node.output}
-    node = made.get(output)
+    node = index.makers.get(output)
     while node is not None and _MOVES.fullmatch(node.op_type) and node.input:
-        node = made.get(node.input[0])
+        node = index.makers.get(node.input[0])
     if node is not None and node.op_type == "QuantizeLinear":
         return read(node.input, 2) or 0
     return 0

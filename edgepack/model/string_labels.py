@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from edgepack.model.index import GraphIndex
+
 # Classifiers, and their attribute for labels that are numbers.
 _CLASSIFIERS = {
     "LinearClassifier": "classlabels_ints",
@@ -48,7 +50,7 @@ def _unzip(graph: Any) -> None:
     """Give the tensors that ZipMap makes maps of under the names of these."""
     from onnx import TensorProto, helper
 
-    outputs = {value.name: value for value in graph.output}
+    outputs = GraphIndex(graph).outputs
     for node in graph.node:
         if node.op_type != "ZipMap" or node.output[0] not in outputs:
             continue

@@ -29,6 +29,7 @@ from edgepack.compiler.frontend.control import CONTROL
 from edgepack.compiler.frontend.forms import attribute
 from edgepack.compiler.frontend.selection import DOMAIN
 from edgepack.model import infer_shapes, operator_name, opset_of
+from edgepack.model.index import GraphIndex
 from edgepack.model.structure import subgraphs
 
 REPEAT, CHOOSE = "Repeat", "Choose"
@@ -173,8 +174,8 @@ class _BlockWriter:
         self.nodes: list[onnx.NodeProto] = []
         self.tensors: list[onnx.TensorProto] = []
         self.kinds: dict[str, Kind] = {}
-        self.constants = {tensor.name: tensor for tensor in proto.graph.initializer}
-        self.makers = {name: made for made in proto.graph.node for name in made.output}
+        graph = GraphIndex(proto.graph)
+        self.constants, self.makers = graph.constants, graph.makers
         self.known = _kinds(proto)
 
     def write(self) -> ControlBlock:
@@ -550,13 +551,12 @@ def _with_output_types(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def _kinds(proto: onnx.ModelProto) -> dict[str, Kind]:
     """Element types and shapes of the tensors that are fixed."""
-    graph = infer_shapes(proto).graph
     found = {}
-    for value in (*graph.input, *graph.value_info, *graph.output):
+    for name, value in GraphIndex(infer_shapes(proto).graph).infos.items():
         tensor = value.type.tensor_type
         dims = tensor.shape.dim
         if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in dims):
-            found[value.name] = Kind(tensor.elem_type, tuple(dim.dim_value for dim in dims))
+            found[name] = Kind(tensor.elem_type, tuple(dim.dim_value for dim in dims))
     for weight in proto.graph.initializer:
         found[weight.name] = Kind(weight.data_type, tuple(weight.dims))
     return found
@@ -585,10 +585,10 @@ def _free(graph: onnx.GraphProto) -> Iterator[str]:
 
 def _goes_on(graph: onnx.GraphProto) -> bool:
     """Whether a Loop's body never ends it."""
-    name, makers = graph.output[0].name, {n: node for node in graph.node for n in node.output}
-    while name in makers and makers[name].op_type == "Identity":
-        name = makers[name].input[0]
-    constant = next((t for t in graph.initializer if t.name == name), None)
+    name, index = graph.output[0].name, GraphIndex(graph)
+    while name in index.makers and index.makers[name].op_type == "Identity":
+        name = index.makers[name].input[0]
+    constant = index.constants.get(name)
     return name == graph.input[1].name or (
         constant is not None and bool(numpy_helper.to_array(constant).all())
     )

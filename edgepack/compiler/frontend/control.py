@@ -19,6 +19,7 @@ from edgepack.compiler.frontend.folding import compute_node, value_of_shape
 from edgepack.compiler.frontend.forms import attribute, known_shapes
 from edgepack.compiler.frontend.inlining import copy_nodes
 from edgepack.model import opset_of
+from edgepack.model.index import GraphIndex
 
 CONTROL = ("If", "Loop", "Scan")
 # A loop of more nodes is rather a block of the plan: each node would become a kernel.
@@ -78,8 +79,7 @@ class _Unrolled:
     count: int = 0
 
     def __post_init__(self) -> None:
-        graph = self.proto.graph
-        self.known = {tensor.name: tensor for tensor in graph.initializer} | self.found
+        self.known = GraphIndex(self.proto.graph).constants | self.found
         self.shapes = known_shapes(_with_values(self.proto, self.found))
 
     def add(self, node: onnx.NodeProto) -> None:

@@ -9,6 +9,7 @@ from onnx import numpy_helper
 from edgepack.compiler.frontend.folding import compute_node
 from edgepack.compiler.frontend.forms import attribute, known_shapes
 from edgepack.model import infer_shapes
+from edgepack.model.index import GraphIndex
 
 
 def without_empty(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -17,7 +18,7 @@ def without_empty(proto: onnx.ModelProto) -> onnx.ModelProto:
     shapes |= {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
     graph = infer_shapes(proto).graph
     types = {
-        value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.output)
+        name: value.type.tensor_type.elem_type for name, value in GraphIndex(graph).results.items()
     }
     shapes |= {
         value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
@@ -77,7 +78,7 @@ def without_empty_reductions(proto: onnx.ModelProto) -> onnx.ModelProto:
 
     onnxruntime's of truth values is not initialised.
     """
-    known = {tensor.name: tensor for tensor in proto.graph.initializer}
+    known = GraphIndex(proto.graph).constants
 
     def is_empty(node: onnx.NodeProto) -> bool:
         given = known.get(node.input[0]) if node.op_type.startswith("Reduce") else None

@@ -12,6 +12,7 @@ from edgepack.compiler.frontend.narrow import without_narrow
 from edgepack.compiler.frontend.operators import OPERATORS, Operator, supported_operators
 from edgepack.compiler.frontend.sequences import with_lengths
 from edgepack.model import infer_shapes, operator_name, opset_of, walk_nodes
+from edgepack.model.index import GraphIndex
 from edgepack.model.opsets import of_one_opset
 
 
@@ -102,8 +103,7 @@ def _inline_each(
     proto: onnx.ModelProto, typed: onnx.ModelProto, name: str
 ) -> onnx.ModelProto | None:
     """The same for the nodes of the graph itself, one by one."""
-    values = (*typed.graph.input, *typed.graph.value_info, *typed.graph.output)
-    types = {value.name: value.type for value in values}
+    types = {name: value.type for name, value in GraphIndex(typed.graph).infos.items()}
     nodes: list[onnx.NodeProto] = []
     for number, node in enumerate(proto.graph.node):
         made = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from edgepack.compiler.errors import ImportModelError, first_line
 from edgepack.compiler.frontend.conversions import is_static
 from edgepack.compiler.frontend.forms import known_shapes
 from edgepack.model import opset_of, walk_nodes
+from edgepack.model.index import GraphIndex
 from edgepack.model.structure import subgraphs
 
 
@@ -130,30 +131,25 @@ _INTO_WEIGHTS = {
 
 def _large_weights(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
     """Large weights of which nothing is computed before the first inference."""
-    graph = proto.graph
-    large = {tensor.name: tensor for tensor in graph.initializer if tensor.ByteSize() >= _LARGE}
-    constants = {tensor.name for tensor in graph.initializer}
+    graph, index = proto.graph, GraphIndex(proto.graph)
+    large = {name: item for name, item in index.constants.items() if item.ByteSize() >= _LARGE}
+    constants = set(index.constants)
     constants |= {name for node in graph.node if node.op_type == "Constant" for name in node.output}
     uses = Counter(name for node in walk_nodes(graph) for name in node.input)
-    readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
-    for node in graph.node:
-        for name in node.input:
-            readers[name].append(node)
 
     def is_scaled(node: onnx.NodeProto) -> bool:
-        after = (reader for name in node.output for reader in readers[name])
+        after = (reader for name in node.output for reader in index.readers[name])
         return any(
             reader.op_type in _INTO_WEIGHTS[node.op_type] and not constants.isdisjoint(reader.input)
             for reader in after
         )
 
-    outputs = {value.name for value in graph.output}
     return {
         name: large[name]
         for node in graph.node
         if node.op_type in _INTO_WEIGHTS and not is_scaled(node)
         for name in node.input[1:2]
-        if name in large and uses[name] == 1 and name not in outputs
+        if name in large and uses[name] == 1 and name not in index.outputs
     }
 
 
@@ -237,8 +233,7 @@ def fold_by_reference(proto: onnx.ModelProto) -> onnx.ModelProto:
 def _fold_once(proto: onnx.ModelProto) -> bool:
     """Whether something could be computed; more may be known of shapes then."""
     graph = proto.graph
-    known = {tensor.name: tensor for tensor in graph.initializer}
-    shapes = known_shapes(proto)
+    known, shapes = GraphIndex(graph).constants, known_shapes(proto)
     outputs = {value.name for value in graph.output}
     left, found = [], False
     for node in graph.node:

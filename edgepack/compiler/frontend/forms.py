@@ -9,6 +9,7 @@ import onnx
 from onnx import numpy_helper
 
 from edgepack.model import infer_shapes, opset_of
+from edgepack.model.index import GraphIndex
 
 
 class Context:
@@ -18,13 +19,13 @@ class Context:
         self.opset = opset_of(proto)
         # What could not be inlined.
         self.functions = {(function.domain, function.name) for function in proto.functions}
-        self.values = {tensor.name: tensor for tensor in proto.graph.initializer}
+        self.values = GraphIndex(proto.graph).constants
         self.constant = set(self.values)
         inferred = infer_shapes(proto).graph
         self.shapes = _known_shapes(inferred)
         self.types = {
-            value.name: value.type.tensor_type.elem_type
-            for value in (*inferred.value_info, *inferred.output)
+            name: value.type.tensor_type.elem_type
+            for name, value in GraphIndex(inferred).results.items()
         }
         for node in proto.graph.node:
             value = attribute(node, "value") if node.op_type == "Constant" else None

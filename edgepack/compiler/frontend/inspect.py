@@ -26,6 +26,7 @@ from edgepack.model import (
     walk_nodes,
 )
 from edgepack.model.constants import Constant
+from edgepack.model.index import GraphIndex
 from edgepack.model.some_shapes import some_shapes
 from edgepack.model.states import begin_text, propose_states
 from edgepack.model.structure import subgraphs
@@ -157,9 +158,9 @@ def _macs(proto: Any) -> int | None:
         tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer
     }
     graph = infer_shapes(proto).graph
-    for value in (*graph.input, *graph.value_info, *graph.output):
+    for name, value in GraphIndex(graph).infos.items():
         if value.type.tensor_type.HasField("shape"):
-            shapes[value.name] = tensor_info(value).shape
+            shapes[name] = tensor_info(value).shape
     total = 0
     for node in graph.node:
         if node.op_type not in ("Conv", "ConvInteger", "ConvTranspose", "Gemm", "MatMul"):

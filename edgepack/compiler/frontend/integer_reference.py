@@ -12,6 +12,7 @@ from onnx import helper, numpy_helper
 from edgepack.compiler.frontend.operator_form import is_quantized
 from edgepack.compiler.frontend.quantized import DOMAIN, NODE, arrays_of, operator_of
 from edgepack.kernels.integer import Array, FromIntegers, ToIntegers
+from edgepack.model.index import GraphIndex
 from edgepack.model.session import cpu_session
 
 
@@ -50,15 +51,14 @@ def rounds_between(proto: onnx.ModelProto) -> bool:
     What two ways of adding floats up differ by, a last bit, then is a whole step of an integer now
     and then, which later layers carry on: no device equals the definition to the bit.
     """
-    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
-    makers = {name: node for node in proto.graph.node for name in node.output if name}
+    graph = GraphIndex(proto.graph)
     seen: set[str] = set()
 
     def kind(node: onnx.NodeProto) -> type:
-        return type(operator_of(node, arrays_of(node, constants)))
+        return type(operator_of(node, arrays_of(node, graph.constants)))
 
     def is_rounded(name: str) -> bool:
-        node = makers.get(name)
+        node = graph.makers.get(name)
         if node is None or name in seen:
             return False
         seen.add(name)
@@ -88,7 +88,7 @@ def tensors(
     Operators on integers are those of `integer`, what is between them runs on onnxruntime.
     """
     graph = proto.graph
-    constants = {tensor.name: tensor for tensor in graph.initializer}
+    constants = GraphIndex(graph).constants
     values = {name: numpy_helper.to_array(tensor) for name, tensor in constants.items()}
     values |= {info.name: array for info, array in zip(graph.input, inputs, strict=True)}
     pieces = [(own, list(nodes)) for own, nodes in groupby(graph.node, lambda n: n.op_type == NODE)]

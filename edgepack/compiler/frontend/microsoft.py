@@ -16,6 +16,7 @@ from onnx import helper, numpy_helper
 from edgepack.compiler.frontend import microsoft_quantized
 from edgepack.compiler.frontend.forms import attribute, known_shapes
 from edgepack.model import opset_of, walk_nodes
+from edgepack.model.index import GraphIndex
 
 DOMAIN = "com.microsoft"
 
@@ -224,7 +225,7 @@ _AXES_AS_INPUT = 18  # the opset since which ReduceMean has them as such
 
 def _matmul_n_bits(line: _Line, _: Mapping[str, tuple[int, ...]]) -> bool:
     """Weights of 2, 4 or 8 bits become float32, before the model runs."""
-    given = {tensor.name: tensor for tensor in line.proto.graph.initializer}
+    given = GraphIndex(line.proto.graph).constants
     columns, bits, block, depth = (
         attribute(line.node, name, default)
         for name, default in (("N", 0), ("bits", 4), ("block_size", 0), ("K", 0))

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgepack.compiler.frontend.forms import attribute
 from edgepack.model import infer_shapes, walk_nodes
+from edgepack.model.index import GraphIndex
 from edgepack.model.structure import subgraphs
 
 # The type of 8 bits for each, and the limits.
@@ -35,15 +36,8 @@ def without_narrow(proto: onnx.ModelProto) -> onnx.ModelProto:
         return proto
     made = onnx.ModelProto()
     made.CopyFrom(proto)
-    _widen(made.graph, _types(infer_shapes(proto, with_weights=True).graph))
+    _widen(made.graph, GraphIndex(infer_shapes(proto, with_weights=True).graph).types)
     return made
-
-
-def _types(graph: onnx.GraphProto) -> dict[str, int]:
-    """The element types of what is known of a graph, by name."""
-    values = (*graph.input, *graph.value_info, *graph.output)
-    found = {value.name: value.type.tensor_type.elem_type for value in values}
-    return found | {tensor.name: tensor.data_type for tensor in graph.initializer}
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
@@ -57,7 +51,7 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def _widen(graph: onnx.GraphProto, outer: Mapping[str, int]) -> None:
-    types = {**outer, **_types(graph)}
+    types = {**outer, **GraphIndex(graph).types}
     for value in (*graph.input, *graph.value_info, *graph.output):
         kind = value.type.tensor_type.elem_type
         if kind in _WIDE:

@@ -15,6 +15,7 @@ from edgepack.compiler.frontend import conversions
 from edgepack.compiler.frontend.conversions import Node
 from edgepack.kernels.tiles import tir
 from edgepack.model import infer_shapes, operator_name, walk_nodes
+from edgepack.model.index import GraphIndex
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,14 +121,12 @@ def _rounded(value: tirx.Expr, kind: NarrowFloat, saturates: bool) -> tirx.Expr:
 def check_narrow_floats(path: Path, proto: onnx.ModelProto) -> None:
     """Raise ImportModelError, which names it, for what works on float8 and is no cast."""
     graph = proto.graph
-    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
-    graph_types = {*types.values(), *map(_element_type, (*graph.input, *graph.output))}
+    index = GraphIndex(graph)
+    graph_types = {*index.types.values()}
     targets = {item.i for node in walk_nodes(graph) for item in node.attribute if item.name == "to"}
     if FLOAT8.keys().isdisjoint(graph_types | targets):
         return
-    inferred = infer_shapes(proto).graph
-    for value in (*inferred.value_info, *inferred.input, *inferred.output):
-        types[value.name] = _element_type(value)
+    types = index.types | GraphIndex(infer_shapes(proto).graph).types
     for value in (*graph.input, *graph.output):
         if types[value.name] in FLOAT8:
             raise ImportModelError(

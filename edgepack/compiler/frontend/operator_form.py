@@ -22,6 +22,7 @@ from onnx import helper, numpy_helper
 
 from edgepack.compiler.frontend.forms import attribute, read_inside
 from edgepack.model import opset_of
+from edgepack.model.index import GraphIndex
 
 Array = npt.NDArray[Any]
 
@@ -62,7 +63,7 @@ def without_axes(proto: onnx.ModelProto) -> onnx.ModelProto:
         return proto
     made = onnx.ModelProto()
     made.CopyFrom(proto)
-    constants = {tensor.name: tensor for tensor in made.graph.initializer}
+    constants = GraphIndex(made.graph).constants
     nodes = []
     for node in made.graph.node:
         axis = attribute(node, "axis")
@@ -107,12 +108,12 @@ class _PairForm:
 class _PairWriter:
     def __init__(self, proto: onnx.ModelProto, kept: Mapping[str, Sequence[int]]) -> None:
         self.proto, self.kept = proto, kept
-        graph = proto.graph
-        self.constants = {tensor.name: tensor for tensor in graph.initializer}
+        graph = GraphIndex(proto.graph)
+        self.constants = graph.constants
         self.nodes: list[onnx.NodeProto] = []
         self.tensors: list[onnx.TensorProto] = []
         # What keeps its name and its type, for something else than nodes of the graph reads it.
-        self.fixed = {value.name for value in graph.output} | read_inside(graph)
+        self.fixed = {*graph.outputs, *read_inside(proto.graph)}
         # Scale and zero point of what a QuantizeLinear makes, by names.
         self.steps: dict[str, tuple[str, str]] = {}
         # For a result the integers that pairs are made of, where they have another name.
@@ -315,7 +316,7 @@ class _PairWriter:
         del made.graph.node[:]
         made.graph.node.extend(self.nodes)
         made.graph.initializer.extend(self.tensors)
-        known = {info.name for info in (*made.graph.value_info, *made.graph.output)}
+        known = GraphIndex(made.graph).results
         made.graph.value_info.extend(info for info in self.types if info.name not in known)
         return made
 

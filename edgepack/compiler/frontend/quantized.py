@@ -31,6 +31,7 @@ from edgepack.kernels import integer
 from edgepack.kernels.integer import Array, IntegerOperator, Steps, Target
 from edgepack.kernels.tiles.cpu import INT8_BLOCK
 from edgepack.model import opset_of
+from edgepack.model.index import GraphIndex
 
 # What the nodes are called that stand for them; see `operator_of`.
 NODE, DOMAIN = "IntegerOperator", "edgepack"
@@ -108,14 +109,9 @@ class Recognition:
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self.proto = proto
-        graph = proto.graph
-        self.constants = {tensor.name: tensor for tensor in graph.initializer}
-        self.makers = {name: node for node in graph.node for name in node.output if name}
-        self.readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
-        for node in graph.node:
-            for name in node.input:
-                self.readers[name].append(node)
-        self.outputs = {value.name for value in graph.output}
+        graph, index = proto.graph, GraphIndex(proto.graph)
+        self.constants, self.makers, self.readers = index.constants, index.makers, index.readers
+        self.outputs = set(index.outputs)
         self.shapes = known_shapes(proto)
         self.inner = read_inside(graph)
         # Rows that are images of one pixel, by the names that are made up for them.

@@ -16,6 +16,7 @@ from edgepack.compiler.frontend import rounding
 from edgepack.compiler.precision import LEAST_WINOGRAD_DB, misfit
 from edgepack.kernels.tiles import toom_cook
 from edgepack.model import infer_shapes
+from edgepack.model.index import GraphIndex
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ def find(
                 touching = [*readers.get(value, []), makers.get(value, "")]
                 found.update(dict.fromkeys(filter(None, touching), f"'{value}' {why}"))
             _lower(winograd, array, windows.get(value, ()))
-    weights = {tensor.name: tensor for tensor in graph.initializer}
+    weights = GraphIndex(graph).constants
     for node in graph.node:
         if node.op_type in _SUMS and len(node.input) > 1 and node.input[1] in weights:
             weight = np.abs(numpy_helper.to_array(weights[node.input[1]]))
@@ -86,7 +87,7 @@ def find(
 
 def _windows(graph: onnx.GraphProto) -> dict[str, list[tuple[str, np.ndarray]]]:
     """Names and weights of the convolutions that Winograd's algorithm can do, by their inputs."""
-    weights = {tensor.name: tensor for tensor in graph.initializer}
+    weights = GraphIndex(graph).constants
     found: dict[str, list[tuple[str, np.ndarray]]] = {}
     for node in graph.node:
         if node.op_type != "Conv" or node.input[1] not in weights:
@@ -126,12 +127,12 @@ def _values(
     proto: onnx.ModelProto, inputs: Sequence[np.ndarray]
 ) -> Iterator[tuple[str, np.ndarray]]:
     """All float32 tensors of a run of a model, some runs if they are many."""
-    graph, inferred = proto.graph, infer_shapes(proto).graph
-    constants = {tensor.name for tensor in graph.initializer}
+    graph = proto.graph
+    constants = GraphIndex(graph).constants
     names = [value.name for value in graph.input if value.name not in constants]
     given = dict(zip(names, inputs, strict=True))
     yield from ((n, array) for n, array in given.items() if array.dtype == np.float32)
-    known = {value.name: value for value in (*inferred.value_info, *inferred.output)}
+    known = GraphIndex(infer_shapes(proto).graph).results
     made = [name for node in graph.node for name in node.output if name in known]
     wanted = [n for n in made if known[n].type.tensor_type.elem_type == TensorProto.FLOAT]
     while wanted:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -17,6 +16,7 @@ from edgepack.compiler.frontend.forms import attribute, known_shapes
 from edgepack.compiler.frontend.positions import Reach
 from edgepack.compiler.frontend.selection import DOMAIN
 from edgepack.kernels.whole import updates
+from edgepack.model.index import GraphIndex
 
 
 def scatter_nd(node: Node) -> relax.Expr | None:
@@ -56,17 +56,12 @@ def with_parts(proto: onnx.ModelProto) -> onnx.ModelProto:
     the first axes only. The same model if there is none.
     """
     graph = proto.graph
-    makers = {name: node for node in graph.node for name in node.output}
-    readers = defaultdict[str, list[onnx.NodeProto]](list)
-    for node in graph.node:
-        for name in node.input:
-            readers[name].append(node)
-    outputs = {value.name for value in graph.output}
+    index = GraphIndex(graph)
     orders = {
         node.output[0]: order
         for node in graph.node
-        if not outputs.intersection(node.output)
-        and (order := _order_between(node, makers, readers)) is not None
+        if index.outputs.keys().isdisjoint(node.output)
+        and (order := _order_between(node, index)) is not None
     }
     if not orders:
         return proto
@@ -74,22 +69,18 @@ def with_parts(proto: onnx.ModelProto) -> onnx.ModelProto:
     changed.CopyFrom(proto)
     del changed.graph.node[:]
     for node in graph.node:
-        changed.graph.node.append(_with_parts(node, makers, orders))
+        changed.graph.node.append(_with_parts(node, index.makers, orders))
     return _with_domain(changed)
 
 
-def _order_between(
-    scatter: onnx.NodeProto,
-    makers: Mapping[str, onnx.NodeProto],
-    readers: Mapping[str, Sequence[onnx.NodeProto]],
-) -> list[int] | None:
+def _order_between(scatter: onnx.NodeProto, graph: GraphIndex) -> list[int] | None:
     """How the data of a ScatterND that replaces are transposed before, if they are transposed back
     and whoever reads them transposes."""
     if scatter.op_type != "ScatterND" or attribute(scatter, "reduction", b"none") != b"none":
         return None
-    before = makers.get(scatter.input[0])
+    before = graph.makers.get(scatter.input[0])
     order = _transposed_by(before) if before is not None else None
-    after = [_transposed_by(node) for node in readers[scatter.output[0]]]
+    after = [_transposed_by(node) for node in graph.readers[scatter.output[0]]]
     if order is None or None in after or np.argsort(order).tolist() not in after:
         return None
     return order
@@ -138,8 +129,7 @@ def with_windows(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model in which an input without its first steps, and as many new ones behind it, are one
     operator: Slice and Concat, of a window that is a state. The same model if there is none."""
     graph = proto.graph
-    makers = {name: node for node in graph.node for name in node.output}
-    inputs = {value.name for value in graph.input}
+    makers, inputs = GraphIndex(graph).makers, GraphIndex(graph).inputs
     candidates = [
         node
         for node in graph.node

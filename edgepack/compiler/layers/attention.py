@@ -17,7 +17,7 @@ import tvm
 from tvm import relax
 
 from edgepack.compiler.layers.strided import Source, factor_of, sources
-from edgepack.compiler.layers.tensors import constant_of, shape_of, variables
+from edgepack.compiler.layers.tensors import constant_of, readers_of, shape_of, variables
 from edgepack.kernels.layer import FEWEST_QUERIES, Attention, TensorPart
 from edgepack.kernels.places import (
     Places,
@@ -194,7 +194,7 @@ class _Search:
         self.bindings = bindings
         self.made = dict(bindings)
         self.kept = set(outputs)
-        self.readers = _readers(bindings)
+        self.readers = readers_of(bindings)
 
     def around(self, var: relax.Var, softmax: relax.Call) -> _Match | None:
         """The attention that a softmax is in the middle of."""
@@ -369,15 +369,6 @@ class _Search:
         return path
 
 
-def _readers(bindings: Sequence[Binding]) -> defaultdict[relax.Var, list[relax.Var]]:
-    """Who reads each variable, as often as it does."""
-    readers = defaultdict[relax.Var, list[relax.Var]](list)
-    for var, value in bindings:
-        for read in variables(value):
-            readers[read].append(var)
-    return readers
-
-
 # ------------------------------------------------ dense layers of the same input
 
 
@@ -398,7 +389,7 @@ def _joined(
 ) -> tuple[list[Binding], dict[relax.Var, tuple[relax.Var, tuple[View, ...]]]]:
     """The bindings with one dense layer for those of the same input that only attentions read; and
     of which columns of it each of those is a view now."""
-    made, readers = dict(bindings), _readers(bindings)
+    made, readers = dict(bindings), readers_of(bindings)
     groups = defaultdict[relax.Var, dict[relax.Var, _Dense]](dict)
     for match in found.values():
         for base in match.bases:

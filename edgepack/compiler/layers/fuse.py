@@ -20,6 +20,7 @@ from edgepack.kernels.layer import (
     Pooling,
     Resampling,
     TransposedConvolution,
+    count_uses,
 )
 from edgepack.kernels.tiles.expression import (
     Argument,
@@ -50,8 +51,7 @@ def fuse(layers: Sequence[Layer], outputs: Sequence[Value]) -> list[Layer]:
     fused = _followed(_nested(_without_zeros(layers, outputs)), outputs)
     # From the last layer to the first: of the two producers of a sum the later one takes it as its
     # epilogue. The other one's result is there by then, and no tensor has to be kept for longer.
-    uses = Counter(value for layer in fused for value in _read_by(layer))
-    uses.update(outputs)
+    uses = count_uses(fused, outputs)
     for index in reversed(range(len(fused))):
         _fuse_followers(fused, index, uses)
     return [_fold(layer) for layer in _gated(fused, outputs)]
@@ -119,8 +119,7 @@ def _followed(layers: Sequence[Layer], outputs: Sequence[Value]) -> list[Layer]:
 
     So a bias is the convolution's own, though the model adds it after another branch's.
     """
-    uses = Counter(value for layer in layers for value in (*layer.inputs, *layer.operands))
-    uses.update(outputs)
+    uses = count_uses(layers, outputs)
     followers: dict[Value, Layer] = {}
     heads = set()
     for layer in layers:
@@ -144,8 +143,7 @@ def _followed(layers: Sequence[Layer], outputs: Sequence[Value]) -> list[Layer]:
 
 def _gated(layers: Sequence[Layer], outputs: Sequence[Value]) -> list[Layer]:
     """Fuse the multiplication of an image by a gate into the 1x1 convolution that reads it."""
-    uses = Counter(value for layer in layers for value in (*layer.inputs, *layer.operands))
-    uses.update(outputs)
+    uses = count_uses(layers, outputs)
     gates = {layer.output: layer for layer in layers if _is_gate(layer) and uses[layer.output] == 1}
     taken, left = set(), []
     for layer in layers:

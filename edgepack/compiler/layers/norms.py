@@ -7,7 +7,6 @@ rule takes the norm, they are layers of their own.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -16,7 +15,7 @@ import numpy as np
 from tvm import relax
 
 from edgepack.compiler.layers.plain import Read
-from edgepack.compiler.layers.tensors import constant_of, dtype_of, shape_of, variables
+from edgepack.compiler.layers.tensors import constant_of, dtype_of, readers_of, shape_of
 from edgepack.kernels.layer import Norm
 from edgepack.kernels.tiles.element import FLOAT32
 
@@ -53,10 +52,7 @@ class _NormSearch:
         self.made = dict(bindings)
         self.kept = set(outputs)
         self.order = {var: number for number, (var, _) in enumerate(bindings)}
-        self.readers = defaultdict[relax.Var, Counter[relax.Var]](Counter)
-        for var, value in bindings:
-            for read in variables(value):
-                self.readers[read][var] += 1
+        self.readers = readers_of(bindings)
 
     def around(self, mean: relax.Var, call: relax.Call) -> DecomposedNorm | None:
         """The norm that a mean is the middle of."""
@@ -152,8 +148,8 @@ class _NormSearch:
 
     def _reader(self, var: relax.Expr | None) -> relax.Var | None:
         """The only binding that reads a variable, which nothing outside needs."""
-        readers = self.readers[var] if isinstance(var, relax.Var) else Counter()
-        return next(iter(readers)) if len(readers) == 1 and var not in self.kept else None
+        readers = set(self.readers[var]) if isinstance(var, relax.Var) else set()
+        return readers.pop() if len(readers) == 1 and var not in self.kept else None
 
     def _other(self, var: relax.Var | None, name: str, one: relax.Var) -> np.ndarray | None:
         """The constant that a binding adds to one variable, or multiplies it by, if the shape

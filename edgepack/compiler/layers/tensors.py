@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Iterable
 from functools import lru_cache
 
 import numpy as np
@@ -71,6 +73,17 @@ def packed_name(expr: relax.Expr) -> str:
     call = isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op)
     packed = call and expr.op.name == "relax.call_dps_packed"
     return str(expr.args[0].global_symbol) if packed else ""
+
+
+def readers_of(
+    bindings: Iterable[tuple[relax.Var, relax.Expr]],
+) -> defaultdict[relax.Var, list[relax.Var]]:
+    """Who reads each variable, as often as it does."""
+    readers = defaultdict[relax.Var, list[relax.Var]](list)
+    for var, value in bindings:
+        for read in variables(value):
+            readers[read].append(var)
+    return readers
 
 
 def variables(expr: relax.Expr) -> list[relax.Var]:

@@ -18,7 +18,6 @@ and are added in another order.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -30,6 +29,7 @@ from edgepack.kernels.layer import (
     Layer,
     Pointwise,
     TransposedConvolution,
+    count_uses,
 )
 from edgepack.kernels.rules.rule import Rule, image_of
 from edgepack.kernels.tiles.cpu import CpuModel
@@ -132,8 +132,7 @@ def _pairs(
 ) -> Iterator[tuple[Layer, Layer]]:
     """Plain layers of the kind `reader`, each with the plain convolution before it that nobody else
     reads; but not convolutions that may be one kernel with the arithmetic before them."""
-    uses = Counter(value for layer in layers for value in (*layer.inputs, *layer.operands))
-    uses.update(outputs)
+    uses = count_uses(layers, outputs)
     makers = {layer.output: layer for layer in layers}
     able = {
         layer.output: layer

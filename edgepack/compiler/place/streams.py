@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, MutableMapping, Sequence
 from dataclasses import replace
 
 from edgepack.compiler.place.headroom import Headroom
-from edgepack.kernels.layer import Convolution, Layer, Pooling, Streamed
+from edgepack.kernels.layer import Convolution, Layer, Pooling, Streamed, count_uses
 from edgepack.kernels.rules.rule import Pair, Pairing, Rule
 from edgepack.kernels.tiles.cpu import CpuModel
 from edgepack.kernels.value import Value
@@ -40,8 +39,7 @@ def _pairings(rules: Sequence[Rule]) -> dict[str, Pairing]:
 
 def _only_readers(layers: Sequence[Layer], outputs: Collection[Value]) -> dict[Value, Layer]:
     """The layer that reads a value, where nothing else does."""
-    uses = Counter(value for layer in layers for value in (*layer.inputs, *layer.operands))
-    uses.update(outputs)
+    uses = count_uses(layers, outputs)
     return {
         layer.inputs[0]: layer for layer in layers if layer.inputs and uses[layer.inputs[0]] == 1
     }
@@ -58,8 +56,7 @@ def with_streams(
 ) -> list[Layer]:
     """The layers, pairs of which are one, and their rule in `taken`. Of `outputs` each is made as a
     whole. There is `room` for scratch memory, None: as much as there may be."""
-    uses = Counter(value for layer in layers for value in (*layer.inputs, *layer.operands))
-    uses.update(outputs)
+    uses = count_uses(layers, outputs)
     makers = {layer.output: layer for layer in layers}
     pairs = dict[Value, Layer]()
     gone = set[Value]()

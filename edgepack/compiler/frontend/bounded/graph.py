@@ -14,6 +14,7 @@ from edgepack.compiler.errors import UnsupportedFormError
 from edgepack.compiler.frontend.bounded.size import Dim, Size, count
 from edgepack.compiler.frontend.forms import attribute
 from edgepack.model import infer_shapes, opset_of
+from edgepack.model.index import GraphIndex
 
 # A tensor of more elements is no shape.
 _MOST_ELEMENTS = 1024
@@ -44,7 +45,7 @@ class Graph:
         self.opset = opset_of(proto)
         self.opset_imports = list(proto.opset_import)
         self.nodes: list[onnx.NodeProto] = []
-        self.tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
+        self.tensors = GraphIndex(proto.graph).constants
         self.kinds: dict[str, Kind] = {}
         self.axes: dict[str, Axes] = {}
         self.values: dict[str, np.ndarray] = {}
@@ -58,11 +59,10 @@ class Graph:
         self._names = {name for node in proto.graph.node for name in node.output}
         self._names |= {*self.tensors, *(value.name for value in proto.graph.input)}
         self._cached: dict[object, str] = {}
-        shaped = infer_shapes(proto).graph
-        for value in (*shaped.input, *shaped.value_info, *shaped.output):
+        for name, value in GraphIndex(infer_shapes(proto).graph).infos.items():
             kind = _static(value.type)
             if kind is not None:
-                self.kinds[value.name] = kind
+                self.kinds[name] = kind
         for tensor in proto.graph.initializer:
             self.kinds[tensor.name] = Kind(tensor.data_type, tuple(tensor.dims))
 
