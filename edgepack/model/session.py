@@ -12,12 +12,17 @@ if TYPE_CHECKING:
     import onnx
 
 
+# Optimizers that change a result: x (1 / y) is not x / y, and of two roundings to integers in a row
+# with steps of their own one would be left.
+INEXACT = ("DivMulFusion", "DoubleQDQPairsRemover")
+
+
 def cpu_session(source: str | bytes, options: Any) -> Any:
     """An `onnxruntime.InferenceSession` of a file or a serialized model, on the CPU.
 
-    Products of uint8 by int8 are exact, if `options` let onnxruntime optimise; else of a model
-    `without_saturation`. Raises onnxruntime's exceptions, which are private and derive from
-    `Exception`.
+    None of `INEXACT` is run. Products of uint8 by int8 are exact, if `options` let onnxruntime
+    optimise; else of a model `without_saturation`. Raises onnxruntime's exceptions, which are
+    private and derive from `Exception`.
     """
     import onnxruntime
 
@@ -25,11 +30,17 @@ def cpu_session(source: str | bytes, options: Any) -> Any:
     # onnxruntime_session_options_config_keys.h. It then takes no QLinearConv of int8 by int8, which
     # is exact anyway (onnxruntime 1.31).
     options.add_session_config_entry("session.x64quantprecision", "1")
+
+    def session() -> Any:
+        return onnxruntime.InferenceSession(
+            source, options, ["CPUExecutionProvider"], disabled_optimizers=list(INEXACT)
+        )
+
     try:
-        return onnxruntime.InferenceSession(source, options, ["CPUExecutionProvider"])
+        return session()
     except Exception:
         options.add_session_config_entry("session.x64quantprecision", "0")
-        return onnxruntime.InferenceSession(source, options, ["CPUExecutionProvider"])
+        return session()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,6 +84,20 @@ CORNERS: Sequence[Corner] = (
     (16, "PRelu", (ROW.astype("int64"), [np.array([2])]), {}),
     (16, "PRelu", (PIXELS.astype("int32"), [np.full((2, 1, 6), 2, "int32")]), {}),
     *((22, op, (REAL,), {}) for op in ("Elu", "Selu", "ThresholdedRelu")),
+    (12, "Celu", (np.array(-0.7, "float32"),), {"alpha": 0.5}),
+    (12, "Celu", (np.array([-3, -0.0, 2, np.nan, np.inf, -np.inf], "float32"),), {"alpha": 1.5}),
+    # Three inputs are two where there is nothing to add, also of integers with factors.
+    (13, "Gemm", (ROW.T, [ROW]), {"alpha": 2.0}),
+    (13, "Gemm", (np.abs(ROW.T).astype("uint32"), [np.abs(ROW).astype("uint32")]), {"beta": 0.5}),
+    *(
+        (17, "LayerNormalization", (PIXELS.astype(t), [scale.astype(t)], *more), {"axis": -2})
+        for t in ("float32", "float64")
+        for scale, *more in (
+            [PIXELS[0, 0]],
+            [PIXELS[0, 0, :, 1:2], [PIXELS[0, 0, 0].astype(t)]],
+            [PIXELS[0, 0, 0, 1:2]],
+        )
+    ),
     (13, "MeanVarianceNormalization", (PIXELS.astype("float32") + 5000,), {"axes": [2, 3]}),
     (13, "Div", (REAL.astype("float32"), [np.float32(0.0)]), {}),
     (13, "Div", (REAL.astype("float32"), [np.float32(-0.0)]), {}),
@@ -117,6 +131,28 @@ def test_corners_are_as_onnxruntime_has_them(corner: Corner, tmp_path: Path) -> 
     model = s.model()
     due = [s.values[value.name] for value in model.graph.output]
     case = graphs.Drawn(name=operator, model=model, given=s.data(), due=due)
+    made = graphs.judge(case, tmp_path)
+    assert made.verdict == "same", made.why
+
+
+def test_integers_in_other_steps_behind_a_layer(tmp_path: Path) -> None:
+    """What a DequantizeLinear makes goes into a QuantizeLinear with nothing in between. No quotient
+    of these steps lies between two integers."""
+    s = sketch.Sketch(0, 13)
+    steps = [
+        [s.const(np.float32(x)), s.const(np.uint8(zero))] for x, zero in ((0.7, 7), (1.37, 90))
+    ]
+    pixels = PIXELS.astype("float32") % 7
+    value = s.input(pixels)
+    weight = s.const(np.sign(np.arange(18) - 8.5).astype("int8").reshape(1, 2, 3, 3))
+    real = s.op("DequantizeLinear", weight, s.const(np.float32(0.3)), s.const(np.int8(0)))[0]
+    for number, (scale, zero) in enumerate((*steps, steps[0])):
+        value = s.op("QuantizeLinear", value, scale, zero)[0]
+        value = s.op("DequantizeLinear", value, scale, zero)[0]
+        value = s.op("Conv", value, real)[0] if not number else value
+    model = s.model()
+    due = [s.values[item.name] for item in model.graph.output]
+    case = graphs.Drawn(name="steps", model=model, given=[pixels], due=due)
     made = graphs.judge(case, tmp_path)
     assert made.verdict == "same", made.why
 

@@ -241,11 +241,25 @@ def evaluated(model: onnx.ModelProto, given: dict[str, np.ndarray]) -> list[np.n
     if by_onnxruntime is not None:
         return by_onnxruntime
     try:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
-            made = onnx.reference.ReferenceEvaluator(model).run(None, given)
+        return _by_reference(model, given)
     except Exception as error:  # numpy's, and its own
         raise InvalidNodeError(str(error)) from error
+
+
+def run_by_reference(
+    model: onnx.ModelProto, given: dict[str, np.ndarray]
+) -> list[np.ndarray] | None:
+    """The outputs by onnx's reference; None if it cannot."""
+    try:
+        return _by_reference(model, given)
+    except Exception:
+        return None
+
+
+def _by_reference(model: onnx.ModelProto, given: dict[str, np.ndarray]) -> list[np.ndarray]:
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        made = onnx.reference.ReferenceEvaluator(model).run(None, given)
     return [np.asarray(value) for value in made]
 
 

@@ -209,7 +209,16 @@ def elu(node: Node) -> relax.Expr | None:
     """Elu of float64, with constants of its type; None for float32."""
     (data,) = node.inputs
     kind = dtype_of(data)
-    return None if kind == "float32" else _below_by_power(node, data, 1.0, 1.0)
+    alpha = node.attributes.get("alpha", 1.0)
+    return None if kind == "float32" else _below_by_power(node, data, alpha, 1.0)
+
+
+def celu(node: Node) -> relax.Expr:
+    """Celu as ONNX defines it: alpha times the Elu of what is divided by alpha."""
+    (data,) = node.inputs
+    alpha = relax.const(node.attributes.get("alpha", 1.0), dtype_of(data))
+    scaled = node.emit(relax.op.divide(data, alpha))
+    return relax.op.multiply(node.emit(_below_by_power(node, scaled, 1.0, 1.0)), alpha)
 
 
 def selu(node: Node) -> relax.Expr | None:
@@ -217,8 +226,9 @@ def selu(node: Node) -> relax.Expr | None:
     (data,) = node.inputs
     if dtype_of(data) == "float32":
         return None
+    alpha = node.attributes.get("alpha", 1.67326319217681884765625)
     gamma = node.attributes.get("gamma", 1.05070102214813232421875)
-    return _below_by_power(node, data, 1.67326319217681884765625, gamma)
+    return _below_by_power(node, data, alpha, gamma)
 
 
 def _below_by_power(node: Node, data: relax.Expr, alpha: float, gamma: float) -> relax.Expr:
@@ -228,12 +238,30 @@ def _below_by_power(node: Node, data: relax.Expr, alpha: float, gamma: float) ->
     def number(value: float) -> relax.Expr:
         return relax.const(value, kind)
 
-    alpha = node.attributes.get("alpha", alpha)
     power = emit(relax.op.subtract(emit(relax.op.exp(data)), number(1.0)))
     below = emit(relax.op.multiply(power, number(alpha)))
     is_below = emit(relax.op.less(data, number(0.0)))
     made = relax.op.where(is_below, below, data)
     return made if gamma == 1.0 else relax.op.multiply(emit(made), number(gamma))
+
+
+def layer_normalization(node: Node) -> relax.Expr | None:
+    """LayerNormalization of float64, which TVM has no loops for, or by scales and shifts that are
+    broadcast, which ONNX allows; None for any other."""
+    data, scale, shift = (*node.inputs, None)[:3]
+    emit, kind, shape = node.emit, dtype_of(data), shape_of(data)
+    axes = list(range(node.attributes.get("axis", -1) % len(shape), len(shape)))
+    given = [item for item in (scale, shift) if item is not None]
+    is_full = all(shape_of(item) == shape[axes[0] :] for item in given)
+    if kind != "float64" and is_full:
+        return None
+    mean = emit(relax.op.mean(data, axes, keepdims=True))
+    off = emit(relax.op.subtract(data, mean))
+    square = emit(relax.op.mean(emit(relax.op.multiply(off, off)), axes, keepdims=True))
+    epsilon = relax.const(node.attributes.get("epsilon", 1e-5), kind)
+    deviation = emit(relax.op.sqrt(emit(relax.op.add(square, epsilon))))
+    made = emit(relax.op.multiply(emit(relax.op.divide(off, deviation)), scale))
+    return made if shift is None else relax.op.add(made, shift)
 
 
 def mean_variance_normalization(node: Node) -> relax.Expr:

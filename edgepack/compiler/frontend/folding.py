@@ -23,6 +23,7 @@ from edgepack.compiler.frontend.conversions import is_static
 from edgepack.compiler.frontend.forms import known_shapes
 from edgepack.model import opset_of, walk_nodes
 from edgepack.model.index import GraphIndex
+from edgepack.model.session import INEXACT
 from edgepack.model.structure import subgraphs
 
 
@@ -104,7 +105,7 @@ def fold_by_onnxruntime(path: Path, proto: onnx.ModelProto) -> onnx.ModelProto:
                 given.SerializeToString(),
                 options,
                 providers=["CPUExecutionProvider"],
-                disabled_optimizers=_INEXACT,
+                disabled_optimizers=list(INEXACT),
             )
         except Exception as error:  # its exception classes share no base but Exception
             raise ImportModelError(
@@ -117,8 +118,6 @@ def fold_by_onnxruntime(path: Path, proto: onnx.ModelProto) -> onnx.ModelProto:
 # Weights of so many bytes, which are most of a model, need not go through onnxruntime, which reads,
 # copies and writes them.
 _LARGE = 1 << 18
-# Optimizers that change a result: x (1 / y) is not x / y.
-_INEXACT = ["DivMulFusion"]
 # What multiplies by its second input, and what onnxruntime may put into such weights or their bias.
 _SCALES = {"BatchNormalization", "Div", "Mul"}
 _INTO_WEIGHTS = {

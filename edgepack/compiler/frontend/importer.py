@@ -14,7 +14,7 @@ from typing import Any
 import onnx
 import tvm
 from tvm import relax, tirx
-from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
+from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 
 from edgepack.base import apart
 from edgepack.base.text import one_line
@@ -242,7 +242,8 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             attributes=attrs,
             opset=opset,
             outputs=len(self.node.output),
-            by_tvm=lambda of: by_tvm(op_name, of, attrs, opset),
+            # Behind the last input are those that were left out.
+            by_tvm=lambda of: by_tvm(op_name, onnx_input(of), attrs, opset),
             emit=self.bb.emit,
             compute=self.bb.emit_te,
             call=self._call,

@@ -171,6 +171,8 @@ OPERATORS: Mapping[str, Operator] = {
     "CategoryMapper": _never(*_WORDS, _CLASSIC),
     # What `blocks` puts in the place of If.
     "Choose": Operator(domain=DOMAIN, convert=lambda _: None),
+    # ONNX's definition makes a row of one of a scalar.
+    "Celu": Operator(convert=arithmetic.celu),
     "Clip": Operator(convert=nonfinite.clip),
     "Col2Im": Operator(convert=windows.col2im),
     "Compress": _BOUNDED,
@@ -223,7 +225,9 @@ OPERATORS: Mapping[str, Operator] = {
     "LSTM": Operator(convert=recurrent.lstm),
     "LabelEncoder": Operator(domain=_CLASSIC, convert=classic.label_encoder),
     # TVM's conversion has one output only.
-    "LayerNormalization": Operator(define=lambda node: len(node.output) > 1),
+    "LayerNormalization": Operator(
+        define=lambda node: len(node.output) > 1, convert=arithmetic.layer_normalization
+    ),
     "LinearClassifier": Operator(domain=_CLASSIC, convert=machines.linear_classifier),
     "LinearRegressor": Operator(domain=_CLASSIC, convert=machines.linear_regressor),
     "Loop": _BLOCK,

@@ -621,7 +621,8 @@ _MOST_NODES = 16
 def _function(
     graph: Recognition, node: onnx.NodeProto, made: _Integers, to: Target
 ) -> _Found | None:
-    """Any function of single numbers of a tensor, by its definition: Sigmoid, or x * Sigmoid(x)."""
+    """Any function of single numbers of a tensor, by its definition: Sigmoid, or x * Sigmoid(x); or
+    none, where integers are put into other steps."""
     nodes: list[onnx.NodeProto] = []
     given: dict[str, _Integers] = {}
     constants: dict[str, Array] = {}
@@ -654,9 +655,11 @@ def _function(
             return None
     data = next(iter(given.values()))
     numbers = data.steps.scale * (np.arange(-128.0, 128.0) - data.steps.zero)
-    model = _alone(graph.proto, nodes, given, constants)
+    results = numbers
     with np.errstate(all="ignore"):
-        (results,) = ReferenceEvaluator(model).run(None, dict.fromkeys(given, numbers))
+        if nodes:
+            model = _alone(graph.proto, nodes, given, constants)
+            (results,) = ReferenceEvaluator(model).run(None, dict.fromkeys(given, numbers))
         real = (results / made.steps.scale).astype("float32")
     if real.shape != numbers.shape or not np.isfinite(real).all():
         return None
