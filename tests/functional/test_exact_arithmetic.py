@@ -112,6 +112,32 @@ def test_to_the_bit(board: str, cpu: str, tmp_path: Path) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_the_largest_of_many_is_no_larger_expression(tmp_path: Path) -> None:
+    """Of windows that are read at once, as behind detectors' backbones of small photos, and of
+    operands that are expressions themselves. NaN goes through."""
+    net = Builder(5)
+    # A convolution that changes nothing, so that channels lie in blocks.
+    same = net.op("Conv", "x", net.const(np.ones((16, 1, 1, 1), "float32")), group=16)
+    pool = net.op("MaxPool", same, kernel_shape=[5, 5], pads=[2, 2, 2, 2], outputs=["pool"])
+    scaled = [net.op("Mul", "x", net.const(0.9 + n / 40, "float32")) for n in range(24)]
+    outputs = [
+        pool,
+        net.op("Max", *scaled, outputs=["max"]),
+        net.op("Min", *scaled, outputs=["min"]),
+    ]
+    path = tmp_path / "model.onnx"
+    path.write_bytes(net.model({"x": [1, 16, 10, 10]}, dict.fromkeys(outputs)).SerializeToString())
+    x = np.random.default_rng(5).normal(size=(1, 16, 10, 10)).astype("float32")
+    x[0, 3, 4, 5], x[0, 9, 0, 0], x[0, 11] = np.nan, np.inf, np.nan
+    _, (pool_got, *got) = compile_and_run(path, [x], "local", "native", tmp_path)
+    padded = np.pad(x, [(0, 0), (0, 0), (2, 2), (2, 2)], constant_values=-np.inf)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (5, 5), (2, 3))
+    np.testing.assert_array_equal(pool_got, windows.max((4, 5)))
+    operands = x * np.array([0.9 + n / 40 for n in range(24)], "float32").reshape(-1, 1, 1, 1, 1)
+    for values, due in zip(got, (operands.max(0), operands.min(0)), strict=True):
+        np.testing.assert_array_equal(values, due)
+
+
 # What expressions are drawn from, and what each does to float32. Numbers that real arithmetic would
 # fold away are among the constants, but no zeros: onnxruntime, which folds what is constant, takes
 # x + 0 for x, and IEEE 754 left the sign of a zero that is a maximum open until 2019.

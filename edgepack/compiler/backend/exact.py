@@ -7,7 +7,8 @@ calls of functions that it does not know, and is shown again to LLVM, which know
 `max(a, b)` is `b` in TVM if either is NaN. Here it is NaN if either is, and so is `min`:
 
     ARM     fmax, vmax.f32: one instruction
-    x86     its own `max` does if the first operand is a known number; else one more comparison
+    x86     its own `max` does if the first operand is a known number; else one more comparison,
+            of the first or, if that is shorter, of the second
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _KINDS = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max, *_COMPARIS
 _PREFIX = "edgepack.exact."
 _BY_NAME = {_PREFIX + kind.__name__: kind for kind in _KINDS}
 _CALL = "tirx.call_pure_extern"
+_SHORT = (tirx.Var, tvm.ir.TensorLoad)
 # LLVM's names of what IEEE 754 calls maximum and minimum.
 _INTRINSICS = {tirx.Max: "llvm.maximum", tirx.Min: "llvm.minimum"}
 
@@ -122,7 +124,10 @@ def _propagating(target: tvm.target.Target) -> Callable[[tirx.Expr], tirx.Expr]:
             return item
         if _is_number(item.b):
             return type(item)(item.b, item.a)
-        return tirx.Select(tirx.EQ(item.a, item.a), item, item.a)
+        # What is compared with itself is there three times: the shorter one, for in a chain of n
+        # the longer one would make 3 to the n expressions.
+        a, b = (item.b, item.a) if _is_longer(item.a, item.b) else (item.a, item.b)
+        return tirx.Select(tirx.EQ(a, a), type(item)(a, b), a)
 
     return make
 
@@ -132,6 +137,24 @@ def _is_number(value: tirx.Expr) -> bool:
     if isinstance(value, tirx.Broadcast):
         value = value.value
     return isinstance(value, tirx.FloatImm) and not math.isnan(value.value)
+
+
+def _is_longer(value: tirx.Expr, other: tirx.Expr) -> bool:
+    """Whether an expression has more parts than another."""
+    if isinstance(value, _SHORT) or isinstance(other, _SHORT):
+        return not isinstance(value, _SHORT)
+    return _parts(value) > _parts(other)
+
+
+def _parts(value: tirx.Expr) -> int:
+    count = 0
+
+    def visit(_: object) -> None:
+        nonlocal count
+        count += 1
+
+    tvm_ffi.structural_walk(value, visit)
+    return count
 
 
 def _is_float(value: tirx.Expr) -> bool:
