@@ -573,13 +573,15 @@ def _of_boxes(evaluated: Mapping[str, Any]) -> dict[str, Any]:
     sizes = _object(dict.fromkeys(("small", "medium", "large"), perhaps))
     means = _object({"map50": perhaps, "map": perhaps, "by_size": sizes})
     own = _object({"ap50": perhaps, "ap": perhaps})
-    sides = {"reference": own, "device": _or_null(own)}
+    masks = ("masks", "device_masks")
+    sides = {"reference": own, **dict.fromkeys(("device", *masks), _or_null(own))}
     return _object(
         {
             **evaluated,
             "objects": _COUNT,
             "reference": means,
-            "device": _or_null(means),
+            **dict.fromkeys(("device", *masks), _or_null(means)),
+            "without_masks": _or_null(_TEXT),
             "classes": _list(
                 _object({"index": _COUNT, "label": _TEXT, "objects": _COUNT, **sides})
             ),

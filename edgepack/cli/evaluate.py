@@ -152,28 +152,34 @@ def _judge(
 
 
 def _box_lines(found: BoxEvaluation) -> list[str]:
-    sides = [("reference", found.reference)]
-    if found.on_device is not None:
-        sides.append(("device", found.on_device))
     lines = [f"photos     {found.photos}, with {format_count(found.objects, 'object')}"]
-    for name, side in sides:
+    for name, side in found.sides():
         sizes = ", ".join(f"{size} {_share(value)}" for size, value in side.by_size.items())
         lines.append(
             f"{name:<10} mAP 50-95 {_share(side.map)}, mAP 50 {_share(side.map50)} (50-95: {sizes})"
         )
+    if found.without_masks:
+        lines.append(f"masks      not measured: {found.without_masks}")
     rows = [
         (
-            found.label(one.index),
-            one.objects,
-            *(_share(value) for side in (one, other) if side for value in (side.ap, side.ap50)),
+            found.label(sides[0].index),
+            sides[0].objects,
+            *(_share(value) for side in sides if side for value in (side.ap, side.ap50)),
         )
-        for one, other in found.pairs()
-        if one.objects
+        for sides in found.of_classes()
+        if sides[0].objects
     ]
-    header: tuple[str, ...] = ("CLASS", "OBJECTS", "AP 50-95", "AP 50")
-    if found.on_device is not None:
-        header = (*header[:2], "AP 50-95", "AP 50", "ON DEVICE 50-95", "50")
+    header = ("CLASS", "OBJECTS", *_box_header(found))
     return [*lines, "", table(rows, header)] if rows else lines
+
+
+def _box_header(found: BoxEvaluation) -> list[str]:
+    """Two columns for each side: its own name first, but for the reference's boxes."""
+    names = [name.upper() for name, _ in found.sides()]
+    return [
+        *("AP 50-95", "AP 50"),
+        *(column for name in names[1:] for column in (f"{name} 50-95", "50")),
+    ]
 
 
 def _share(value: float | None) -> str:

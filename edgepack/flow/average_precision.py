@@ -1,10 +1,10 @@
 """How good a detector is: average precision by COCO's definition, as pycocotools computes it.
 
-Boxes of a class, the best first, take the object that they overlap most and that no better one has
-taken, if the overlap is a threshold or more. Precision at each of 101 recalls is the best one at
-that recall or above; its mean is the average precision. Objects that are crowds may be taken by
-any number of boxes, and neither they nor those boxes count. That is pycocotools 2.0.11, but for one
-thing: there, an annotation whose id is 0 is never found.
+Boxes of a class, or masks, the best first, take the object that they overlap most and that no
+better one has taken, if the overlap is a threshold or more. Precision at each of 101 recalls is the
+best one at that recall or above; its mean is the average precision. Objects that are crowds may be
+taken by any number of boxes, and neither they nor those boxes count. That is pycocotools 2.0.11,
+but for one thing: there, an annotation whose id is 0 is never found.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from edgepack.flow.outlines import Outline
 
 Floats = npt.NDArray[np.float64]
 Booleans = npt.NDArray[np.bool_]
@@ -38,22 +40,34 @@ _WHOLE = 1 - 1e-10
 class Thing:
     """An object in a photo, as a data set has it: left, top, width, height in pixels.
 
-    `area` is that of its outline, if the data set knows it, else of the box.
+    `area` is that of its outline, if the data set knows it, else of the box. `outline` is there
+    where it was asked for, and the data set has it.
     """
 
     index: int
     box: tuple[float, float, float, float]
     area: float
     crowd: bool = False
+    outline: Outline | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskFit:
+    """How a box's mask lies in its photo: its `area` in pixels, and its `overlaps` with objects of
+    its class that are above 0, each as the object's position among the photo's and the overlap."""
+
+    area: int
+    overlaps: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guess:
-    """A box that a detector gives: left, top, width, height in pixels."""
+    """A box that a detector gives: left, top, width, height in pixels; and its mask, if any."""
 
     index: int
     score: float
     box: tuple[float, float, float, float]
+    mask: MaskFit | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,19 +100,25 @@ class AveragePrecision:
 
 
 def average_precision(
-    things: Sequence[Sequence[Thing]], guesses: Sequence[Sequence[Guess]], classes: Sequence[int]
+    things: Sequence[Sequence[Thing]],
+    guesses: Sequence[Sequence[Guess]],
+    classes: Sequence[int],
+    *,
+    of_masks: bool = False,
 ) -> AveragePrecision:
-    """That of `guesses`, photo by photo, of which `things` has the objects.
+    """That of `guesses`, photo by photo, of which `things` has the objects; by their masks, which
+    then all have, or by their boxes.
 
     Of boxes with equal scores the one of an earlier photo comes first, then the one given first.
     Boxes and objects of other classes than `classes` are passed over.
     """
     photos = [_by_class(of, given) for of, given in zip(things, guesses, strict=True)]
+    pair_of = _Pair.of_masks if of_masks else _Pair.of_boxes
     found = {}
     tables: dict[str, list[Floats]] = {name: [] for name in ("all", *SIZES)}
     for index in classes:
         own = [one[index] for one in photos if index in one]
-        pairs = [_Pair.of(things, guesses) for things, guesses in own]
+        pairs = [pair_of(things, guesses) for things, guesses in own]
         for name, (low, high) in {"all": _ALL, **SIZES}.items():
             table, objects = _precisions(pairs, low, high)
             if table is not None:
@@ -126,19 +146,20 @@ def _mean(tables: Sequence[Floats]) -> float | None:
 
 def _by_class(
     things: Sequence[Thing], guesses: Sequence[Guess]
-) -> dict[int, tuple[list[Thing], list[Guess]]]:
-    """The objects and the boxes of each class in a photo."""
-    found: dict[int, tuple[list[Thing], list[Guess]]] = {}
-    for thing in things:
-        found.setdefault(thing.index, ([], []))[0].append(thing)
+) -> dict[int, tuple[dict[int, Thing], list[Guess]]]:
+    """The objects of each class in a photo by their positions, and the boxes."""
+    found: dict[int, tuple[dict[int, Thing], list[Guess]]] = {}
+    for at, thing in enumerate(things):
+        found.setdefault(thing.index, ({}, []))[0][at] = thing
     for guess in guesses:
-        found.setdefault(guess.index, ([], []))[1].append(guess)
+        found.setdefault(guess.index, ({}, []))[1].append(guess)
     return found
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Pair:
-    """Objects and boxes, the best first, of one class in one photo: `overlaps` (boxes, objects)."""
+    """Objects and boxes or masks, the best first, of one class in one photo: `overlaps` (boxes,
+    objects)."""
 
     scores: Floats
     box_areas: Floats
@@ -147,19 +168,42 @@ class _Pair:
     overlaps: Floats
 
     @classmethod
-    def of(cls, things: Sequence[Thing], guesses: Sequence[Guess]) -> _Pair:
-        scores = np.array([guess.score for guess in guesses], np.float64)
-        order = np.argsort(-scores, kind="stable")[:MOST_BOXES]
-        boxes = np.array([guesses[i].box for i in order], np.float64).reshape(-1, 4)
-        objects = np.array([thing.box for thing in things], np.float64).reshape(-1, 4)
-        crowds = np.array([thing.crowd for thing in things], np.bool_)
+    def of_boxes(cls, things: Mapping[int, Thing], guesses: Sequence[Guess]) -> _Pair:
+        best = _best(guesses)
+        boxes = np.array([guess.box for guess in best], np.float64).reshape(-1, 4)
+        objects = np.array([thing.box for thing in things.values()], np.float64).reshape(-1, 4)
+        crowds = np.array([thing.crowd for thing in things.values()], np.bool_)
+        areas = boxes[:, 2] * boxes[:, 3]
+        return cls._of(things, best, areas, _overlaps(boxes, objects, crowds))
+
+    @classmethod
+    def of_masks(cls, things: Mapping[int, Thing], guesses: Sequence[Guess]) -> _Pair:
+        best = _best(guesses)
+        places = {at: column for column, at in enumerate(things)}
+        areas, overlaps = np.zeros(len(best)), np.zeros((len(best), len(things)))
+        for row, guess in enumerate(best):
+            assert guess.mask is not None
+            areas[row] = guess.mask.area
+            for at, overlap in guess.mask.overlaps:
+                overlaps[row, places[at]] = overlap
+        return cls._of(things, best, areas, overlaps)
+
+    @classmethod
+    def _of(
+        cls, things: Mapping[int, Thing], best: Sequence[Guess], areas: Floats, overlaps: Floats
+    ) -> _Pair:
         return cls(
-            scores=scores[order],
-            box_areas=boxes[:, 2] * boxes[:, 3],
-            areas=np.array([thing.area for thing in things], np.float64),
-            crowds=crowds,
-            overlaps=_overlaps(boxes, objects, crowds),
+            scores=np.array([guess.score for guess in best], np.float64),
+            box_areas=areas,
+            areas=np.array([thing.area for thing in things.values()], np.float64),
+            crowds=np.array([thing.crowd for thing in things.values()], np.bool_),
+            overlaps=overlaps,
         )
+
+
+def _best(guesses: Sequence[Guess]) -> list[Guess]:
+    order = np.argsort([-guess.score for guess in guesses], kind="stable")[:MOST_BOXES]
+    return [guesses[i] for i in order]
 
 
 def _overlaps(boxes: Floats, objects: Floats, crowds: Booleans) -> Floats:

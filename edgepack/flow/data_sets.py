@@ -16,6 +16,8 @@ from edgepack.base.errors import UsageError, perhaps
 from edgepack.base.tables import read_json, read_text
 from edgepack.base.text import one_line, shorten
 from edgepack.flow.average_precision import Thing
+from edgepack.flow.outlines import Outline
+from edgepack.postprocess.box_mask import BoxMask, write_counts
 from edgepack.preprocess.photos import photos_in
 
 ROBOFLOW = "_annotations.coco.json"
@@ -33,6 +35,7 @@ _MOST_SHOWN = 100
 # What labels may lie beside the photo, of its side: rounding, and boxes that touch its edge.
 _BESIDE = 0.01
 _POLYGON = 6
+_MOST_SIDE = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +73,7 @@ class BoxedPhoto:
                     thing.box[3] * height,
                 ),
                 area=thing.area * width * height,
+                outline=thing.outline.scaled(width, height) if thing.outline else None,
             )
             for thing in self.things
         ]
@@ -120,25 +124,26 @@ class DataSet:
         return found
 
 
-def find_data_set(images: Path, split: str | None = None) -> DataSet:
+def find_data_set(images: Path, split: str | None = None, *, outlines: bool = False) -> DataSet:
     """The photos with boxes that `images` names: a JSON file of COCO's kind, a data.yaml of YOLO's,
     or a folder with one of these or with `images` and `labels`.
 
-    Of several splits it is `split`, else the first of val, test and train. Raises `UsageError`.
+    Of several splits it is `split`, else the first of val, test and train. With `outlines` those of
+    objects are read, too. Raises `UsageError`.
     """
     if images.is_file():
         if images.suffix.lower() == ".json":
-            return read_coco(images)
+            return read_coco(images, outlines=outlines)
         if images.suffix.lower() in (".yaml", ".yml"):
-            return read_yolo(images, split)
+            return read_yolo(images, split, outlines=outlines)
         raise UsageError(f"--images: neither .json nor .yaml: {images}", hint=_HINT)
     if not images.is_dir():
         raise UsageError(f"--images: no such folder or file: {images}", hint=_HINT)
     for name in ("data.yaml", "data.yml", "dataset.yaml"):
         if (images / name).is_file():
-            return read_yolo(images / name, split)
+            return read_yolo(images / name, split, outlines=outlines)
     if (images / ROBOFLOW).is_file():
-        return read_coco(images / ROBOFLOW)
+        return read_coco(images / ROBOFLOW, outlines=outlines)
     files = {
         name: file
         for names in _SPLITS.values()
@@ -147,9 +152,9 @@ def find_data_set(images: Path, split: str | None = None) -> DataSet:
         if file.is_file()
     }
     if files:
-        return read_coco(_of_split(files, split, images))
+        return read_coco(_of_split(files, split, images), outlines=outlines)
     if (images / "images").is_dir() and (images / "labels").is_dir():
-        return _yolo([images / "images"], None, {}, images)
+        return _yolo([images / "images"], None, {}, images, outlines)
     raise UsageError(f"--images: no photos with boxes in {images}", hint=_HINT)
 
 
@@ -174,7 +179,7 @@ def _of_split(files: Mapping[str, Any], split: str | None, source: Path) -> Any:
 # ------------------------------------------------ COCO
 
 
-def read_coco(file: Path) -> DataSet:
+def read_coco(file: Path, *, outlines: bool = False) -> DataSet:
     """The data set of a JSON file, photos in the order of their numbers. Raises `UsageError`."""
     top = read_json(file, error=UsageError)
 
@@ -213,7 +218,7 @@ def read_coco(file: Path) -> DataSet:
         index = _whole(entry, "category_id", where)
         if index not in names:
             raise UsageError(f"{where}.category_id: {index} is no category")
-        photo["things"].append(_coco_thing(entry, index, where))
+        photo["things"].append(_coco_thing(entry, index, where, outlines))
     if not photos:
         raise UsageError(f"{file}: no images in it")
     found = []
@@ -230,7 +235,7 @@ def read_coco(file: Path) -> DataSet:
     return DataSet(source=file, names=names, photos=_there(file, found))
 
 
-def _coco_thing(entry: Mapping[str, Any], index: int, where: str) -> Thing:
+def _coco_thing(entry: Mapping[str, Any], index: int, where: str, outlines: bool) -> Thing:
     box = entry.get("bbox")
     if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):
         raise UsageError(f"{where}.bbox: {_shown(box)} is not left, top, width and height")
@@ -243,7 +248,59 @@ def _coco_thing(entry: Mapping[str, Any], index: int, where: str) -> Thing:
     crowd = entry.get("iscrowd", 0)
     if crowd not in (0, 1):
         raise UsageError(f"{where}.iscrowd: {_shown(crowd)} is not 0 or 1")
-    return Thing(index=index, box=(left, top, width, height), area=float(area), crowd=bool(crowd))
+    return Thing(
+        index=index,
+        box=(left, top, width, height),
+        area=float(area),
+        crowd=bool(crowd),
+        outline=_coco_outline(entry.get("segmentation"), where) if outlines else None,
+    )
+
+
+def _coco_outline(value: object, where: str) -> Outline | None:
+    """The outline in a `segmentation`: polygons, or run lengths, plain or compressed; None if there
+    is none. Raises `UsageError`."""
+    where = f"{where}.segmentation"
+    if value is None or value == []:
+        return None
+    if isinstance(value, dict):
+        return Outline(mask=_coco_mask(value, where))
+    if not isinstance(value, list):
+        raise UsageError(f"{where}: {_shown(value)} is neither polygons nor run lengths")
+    for number, polygon in enumerate(value):
+        if (
+            not isinstance(polygon, list)
+            or len(polygon) < _POLYGON
+            or len(polygon) % 2
+            or not all(map(_is_number, polygon))
+        ):
+            raise UsageError(
+                f"{where}[{number}]: {_shown(polygon)} is no polygon",
+                hint="x, y, x, y, x, y ..., three corners or more",
+            )
+    return Outline(polygons=tuple(tuple(map(float, polygon)) for polygon in value))
+
+
+def _coco_mask(table: Mapping[str, Any], where: str) -> BoxMask:
+    size, counts = table.get("size"), table.get("counts")
+    if (
+        not isinstance(size, list)
+        or len(size) != 2
+        or not all(type(side) is int and 0 < side <= _MOST_SIDE for side in size)
+    ):
+        raise UsageError(f"{where}.size: {_shown(size)} is not height and width")
+    if isinstance(counts, list):
+        if not all(type(count) is int and 0 <= count <= size[0] * size[1] for count in counts):
+            raise UsageError(f"{where}.counts: {_shown(counts)} are no run lengths")
+        counts = write_counts(counts)
+    if not isinstance(counts, str):
+        raise UsageError(f"{where}.counts: {_shown(counts)} are no run lengths")
+    mask = BoxMask(size=(size[0], size[1]), counts=counts)
+    try:
+        mask.runs()
+    except ValueError as error:
+        raise UsageError(f"{where}.counts: {one_line(error)}") from None
+    return mask
 
 
 def _photo(file: Path, name: object, where: str) -> Path:
@@ -290,7 +347,7 @@ def _shown(value: object) -> str:
 # ------------------------------------------------ YOLO
 
 
-def read_yolo(file: Path, split: str | None = None) -> DataSet:
+def read_yolo(file: Path, split: str | None = None, *, outlines: bool = False) -> DataSet:
     """The data set of a data.yaml: `names`, `path`, and a folder (or several, or a list of photos)
     for each split. Raises `UsageError`."""
     table = _read_yaml(file)
@@ -312,7 +369,7 @@ def read_yolo(file: Path, split: str | None = None) -> DataSet:
         if not isinstance(text, str):
             raise UsageError(f"{file}: {_shown(text)} is no path of photos")
         places.append(_place(text, root, file))
-    return _yolo(places, names, table, file)
+    return _yolo(places, names, table, file, outlines)
 
 
 def _place(text: str, root: Path, file: Path) -> Path:
@@ -360,7 +417,11 @@ def _read_yaml(file: Path) -> dict[str, Any]:
 
 
 def _yolo(
-    places: Sequence[Path], names: Mapping[int, str] | None, table: Mapping[str, Any], source: Path
+    places: Sequence[Path],
+    names: Mapping[int, str] | None,
+    table: Mapping[str, Any],
+    source: Path,
+    outlines: bool,
 ) -> DataSet:
     points = table.get("kpt_shape")
     more = 0
@@ -373,7 +434,10 @@ def _yolo(
         raise UsageError(f"{source}: no photos in {', '.join(map(str, places))}")
     photos = [
         BoxedPhoto(
-            path=path, name=path.name, things=tuple(_things(path, names, more)), relative=True
+            path=path,
+            name=path.name,
+            things=tuple(_things(path, names, more, outlines)),
+            relative=True,
         )
         for path in paths
     ]
@@ -403,7 +467,9 @@ def _label_file(photo: Path) -> Path:
     return photo.with_suffix(".txt")
 
 
-def _things(photo: Path, names: Mapping[int, str] | None, more: int) -> Iterator[Thing]:
+def _things(
+    photo: Path, names: Mapping[int, str] | None, more: int, outlines: bool
+) -> Iterator[Thing]:
     """The objects of a photo; none if it has no file. `more` numbers follow a box."""
     file = _label_file(photo)
     if not file.is_file():
@@ -434,7 +500,13 @@ def _things(photo: Path, names: Mapping[int, str] | None, more: int) -> Iterator
                 hint="class, centre x and y, width, height; or class, x, y, x, y, x, y ...",
             )
         left, top, width, height, area = box
-        yield Thing(index=int(words[0]), box=(left, top, width, height), area=area)
+        is_outline = outlines and len(values) != 4 + more
+        yield Thing(
+            index=int(words[0]),
+            box=(left, top, width, height),
+            area=area,
+            outline=Outline(polygons=(tuple(values),)) if is_outline else None,
+        )
 
 
 def _yolo_box(

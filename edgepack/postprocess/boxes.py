@@ -67,6 +67,11 @@ class Boxes(PostprocessSpec):
     max_boxes: int = 300
     class_aware: bool = True
 
+    @property
+    def makes_masks(self) -> bool:
+        """Whether boxes have masks."""
+        return False
+
     @abstractmethod
     def candidates(self, tensors: Sequence[Floats]) -> Candidates:
         """What the tensors hold."""

@@ -153,8 +153,12 @@ class Yolo(Boxes):
             [self._v5_map(tensor[0], own) for tensor, own in zip(tensors, anchors, strict=True)]
         )
 
+    @property
+    def makes_masks(self) -> bool:
+        return self.masks > 0 and len(self.outputs) == _WITH_PROTOTYPES
+
     def prototypes(self, tensors: Sequence[Array], geometry: Geometry) -> Prototypes | None:
-        if not self.masks or len(tensors) != _WITH_PROTOTYPES:
+        if not self.makes_masks:
             return None
         assert self.size is not None
         return Prototypes(maps=as_numbers(tensors[1])[0], size=self.size, geometry=geometry)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgepack.flow.average_precision import AveragePrecision, Guess, Thing, average_precision
-from tests.boxed_cases import BoxedCase, as_coco, boxed_case
+from tests.boxed_cases import as_coco, boxed_case, masked_case
 
 BOX = (10.0, 10.0, 40.0, 40.0)
 FAR = (200.0, 200.0, 40.0, 40.0)
@@ -92,21 +94,22 @@ def numbers(found: AveragePrecision) -> list[float | None]:
     return [found.map, found.map50, *found.by_size.values(), *own]
 
 
-def by_pycocotools(case: BoxedCase) -> list[float | None]:
+def by_pycocotools(
+    top: dict[str, Any], results: list[dict[str, Any]], kind: str, classes: int
+) -> list[float | None]:
     coco = importlib.import_module("pycocotools.coco")
     judging = importlib.import_module("pycocotools.cocoeval")
-    top, results = as_coco(case)
     with contextlib.redirect_stdout(io.StringIO()):
         truth = coco.COCO()
         truth.dataset = top
         truth.createIndex()
-        judge = judging.COCOeval(truth, truth.loadRes(results), "bbox")
+        judge = judging.COCOeval(truth, truth.loadRes(results), kind)
         judge.evaluate()
         judge.accumulate()
         judge.summarize()
     table = judge.eval["precision"]  # thresholds, recalls, classes, areas, most boxes
     found = [judge.stats[0], judge.stats[1], *judge.stats[3:6]]
-    for index in range(case.classes):
+    for index in range(classes):
         for own in (table[0, :, index, 0, 2], table[:, :, index, 0, 2]):
             found.append(own[own > -1].mean() if (own > -1).any() else -1.0)
     return [None if value == -1 else float(value) for value in found]
@@ -121,6 +124,25 @@ def test_500_random_cases_are_pycocotools() -> None:
         if not any(case.guesses):
             continue  # which pycocotools does not take
         found = average_precision(case.things, case.guesses, range(case.classes))
-        assert numbers(found) == pytest.approx(by_pycocotools(case), abs=1e-6), seed
+        wanted = by_pycocotools(*as_coco(case), "bbox", case.classes)
+        assert numbers(found) == pytest.approx(wanted, abs=1e-6), seed
         compared += 1
     assert compared >= 500
+
+
+@pytest.mark.slow  # 500 cases
+def test_500_random_cases_of_masks_are_pycocotools(tmp_path: Path) -> None:
+    pytest.importorskip("pycocotools", reason="pycocotools is not installed")
+    compared = right = 0
+    for seed in range(560):
+        one = masked_case(seed, tmp_path)
+        case = one.case
+        if not one.results:
+            continue  # which pycocotools does not take
+        found = average_precision(case.things, case.guesses, range(case.classes), of_masks=True)
+        wanted = by_pycocotools(one.top, one.results, "segm", case.classes)
+        assert numbers(found) == pytest.approx(wanted, abs=1e-6), seed
+        compared += 1
+        right += (found.map or 0) > 0
+    assert compared >= 500
+    assert right >= 200  # of which some are more than 0

@@ -12,6 +12,8 @@ import pytest
 from edgepack.base.errors import UsageError
 from edgepack.flow.average_precision import Thing
 from edgepack.flow.data_sets import DataSet, find_data_set
+from edgepack.flow.outlines import Outline
+from edgepack.postprocess.box_mask import BoxMask
 
 
 def photo(path: Path) -> Path:
@@ -271,3 +273,70 @@ def test_what_is_no_data_set(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="--images: ") as caught:
             find_data_set(given)
         assert "COCO" in (caught.value.hint or "")
+
+
+# ------------------------------------------------ outlines
+
+# 2 x 3 pixels, the second column.
+RUNS = {"size": [2, 3], "counts": [2, 2, 2]}
+
+
+@pytest.mark.parametrize(
+    ("segmentation", "outline"),
+    [
+        ([[1, 2, 3.5, 4, 5, 6]], Outline(polygons=((1, 2, 3.5, 4, 5, 6),))),
+        (RUNS, Outline(mask=BoxMask(size=(2, 3), counts="222"))),
+        ({**RUNS, "counts": "222"}, Outline(mask=BoxMask(size=(2, 3), counts="222"))),
+        ([], None),
+        (None, None),
+    ],
+)
+def test_outlines_of_coco(tmp_path: Path, segmentation: Any, outline: Outline | None) -> None:
+    top = coco()
+    top["annotations"][0]["segmentation"] = segmentation
+    file = write_coco(tmp_path / "x.json", top)
+    assert find_data_set(file, outlines=True).photos[1].things[0].outline == outline
+    assert find_data_set(file).photos[1].things[0].outline is None
+
+
+@pytest.mark.parametrize(
+    ("segmentation", "message"),
+    [
+        (5, "segmentation: 5 is neither polygons nor run lengths"),
+        ([5], "segmentation[0]: 5 is no polygon"),
+        ([[1, 2, 3, 4]], "segmentation[0]: [1, 2, 3, 4] is no polygon"),
+        ([[1, 2, 3, 4, 5, 6, 7]], "is no polygon"),
+        ([[1, 2, 3, 4, 5, "6"]], "is no polygon"),
+        ([[1, 2, 3, 4, 5, True]], "is no polygon"),
+        ([[1, 2, 3, 4, 5, 1e300]], "is no polygon"),
+        ({"counts": "222"}, "segmentation.size: None is not height and width"),
+        ({**RUNS, "size": [2, 1 << 40]}, "is not height and width"),
+        ({**RUNS, "size": [2, 0]}, "is not height and width"),
+        ({"size": [2, 3]}, "segmentation.counts: None are no run lengths"),
+        ({**RUNS, "counts": [2, 2, -2]}, "are no run lengths"),
+        ({**RUNS, "counts": [2, 2, 2.0]}, "are no run lengths"),
+        ({**RUNS, "counts": [2, 2, 1]}, "segmentation.counts: counts of 5 pixels, not of 2 x 3"),
+        ({**RUNS, "counts": "22"}, "segmentation.counts: counts of 4 pixels, not of 2 x 3"),
+        ({**RUNS, "counts": "2 2"}, "segmentation.counts: ' ' is no part of a mask's counts"),
+        ({**RUNS, "counts": "oooo"}, "segmentation.counts: a mask's counts end within a length"),
+    ],
+)  # fmt: skip
+def test_outlines_that_are_none(tmp_path: Path, segmentation: Any, message: str) -> None:
+    top = coco()
+    top["annotations"][1]["segmentation"] = segmentation
+    with pytest.raises(UsageError) as caught:
+        find_data_set(write_coco(tmp_path / "x.json", top), outlines=True)
+    assert f"x.json: annotations[1].{message}" in caught.value.message or (
+        message in caught.value.message and "annotations[1].segmentation" in caught.value.message
+    )
+
+
+def test_outlines_of_yolo(tmp_path: Path) -> None:
+    photo(tmp_path / "images/a.jpg")
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "labels/a.txt").write_text("0 0.1 0.2 0.5 0.2 0.5 0.6\n1 0.5 0.5 0.2 0.2\n")
+    (found,) = find_data_set(tmp_path, outlines=True).photos
+    first, second = found.things_in(100, 200)
+    assert first.outline is not None
+    assert first.outline.polygons == (pytest.approx((20, 20, 100, 20, 100, 60)),)
+    assert second.outline is None

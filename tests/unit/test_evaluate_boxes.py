@@ -107,6 +107,65 @@ def test_a_device_that_errs_and_what_was_seen_is_not_asked_again(
     assert found.on_device.map == found.reference.map
 
 
+SEGMENTS = [export for export in EXPORTS if export.task == "segment"]
+# The thing's mask is the right half of its box.
+RIGHT = [200, 60, 240, 60, 240, 100, 200, 100]
+
+
+def outlined(outline: Any, other: Any = ([0, 0, 30, 0, 30, 30, 0, 30],)) -> Path:
+    top = json.loads(Path("boxes.json").read_text())
+    for annotation, segmentation in zip(top["annotations"], (outline, list(other)), strict=True):
+        annotation["segmentation"] = segmentation
+    Path("outlines.json").write_text(json.dumps(top))
+    return Path("outlines.json")
+
+
+@pytest.mark.parametrize("export", SEGMENTS, ids=lambda export: export.name)
+def test_masks(project: Project, export: Export, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = made(project.model.parent, export)
+    found = evaluate_boxes(own, outlined([RIGHT]))
+    assert found.masks is not None
+    assert found.masks.map == pytest.approx(51 / 101)
+    # Of the whole box the mask is one half, which is an overlap of 0.5 and no more.
+    box = [160, 60, 240, 60, 240, 100, 160, 100]
+    found = evaluate_boxes(own, outlined([box]))
+    assert found.masks is not None
+    assert found.masks.map50 == pytest.approx(51 / 101)
+    assert found.masks.map == pytest.approx(51 / 101 / 10)
+    assert found.reference.map == pytest.approx(51 / 101)
+    # The device sees the other half of each box, where nothing is.
+    first, prototypes = yolo_exports.outputs_of(export)
+    pi, _ = device(own, monkeypatch, first, -prototypes)
+    found = evaluate_boxes(own, outlined([RIGHT]), device=pi, root="r")
+    assert found.masks_on_device is not None
+    assert found.masks_on_device.map50 == 0
+    assert found.on_device is not None
+    assert found.on_device.map == pytest.approx(51 / 101)
+    said = found.to_dict()
+    assert (said["device_masks"]["map50"], said["without_masks"]) == (0, None)
+    assert found.rows()[0]["masks_ap"] == pytest.approx(51 / 101)
+
+
+def test_masks_that_cannot_be_measured(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(project.model.parent, SEGMENTS[0])
+    capsys.readouterr()
+    assert main(["evaluate", "--images", str(outlined([RIGHT], [])), "--html", "page.html"]) == 0
+    out = capsys.readouterr().out
+    assert "masks      not measured: 1 of 2 objects have no outline" in out
+    assert "not measured: 1 of 2" in Path("page.html").read_text()
+    assert main(["evaluate", "--images", str(outlined([RIGHT])), "--html", "page.html"]) == 0
+    out = capsys.readouterr().out
+    assert "masks      mAP 50-95 0.5050, mAP 50 0.5050" in out
+    assert f"thing {SEEN}  2        0.5050    0.5050  0.5050       0.5050" in out
+    assert main(["evaluate", "--images", str(outlined([[1e8, 0, 0, 1e8, 5, 5]]))]) == 2
+    assert "a.png: object 1: its outline is longer than" in capsys.readouterr().err
+    small = {"size": [2, 2], "counts": "04"}
+    assert main(["evaluate", "--images", str(outlined(small))]) == 2
+    assert "its mask is of 2 x 2 pixels, the photo is 240 x 320" in capsys.readouterr().err
+
+
 def test_outputs_that_are_not_the_models(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     pi, _ = device(project, monkeypatch, np.zeros((1, 84, 3), np.float32))
     with pytest.raises(MismatchError, match=r"output 'output0' is \(1, 84, 3\), not \(1, 84, 525"):

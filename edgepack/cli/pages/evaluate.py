@@ -183,25 +183,25 @@ def _confusion(
 
 def boxes_page(found: BoxEvaluation) -> Html:
     """Average precision, over all and of each class, and precision over recall."""
-    sides = [("reference", found.reference)]
-    if found.on_device is not None:
-        sides.append((str(found.device), found.on_device))
+    names = {"device": str(found.device), "masks on device": f"masks on {found.device}"}
+    sides = [(names.get(name, name), side) for name, side in found.sides()]
     said = {"photos": f"{found.photos}, with {format_count(found.objects, 'object')}"}
     said |= {
         name: f"mAP 50-95 {_share(side.map)}, mAP 50 {_share(side.map50)}" for name, side in sides
     }
+    if found.without_masks:
+        said["masks"] = f"not measured: {found.without_masks}"
     rows = [
         (
-            found.label(one.index),
-            one.objects,
-            *(_share(value) for side in (one, other) if side for value in (side.ap, side.ap50)),
+            found.label(own[0].index),
+            own[0].objects,
+            *(_share(value) for side in own if side for value in (side.ap, side.ap50)),
         )
-        for one, other in found.pairs()
-        if one.objects
+        for own in found.of_classes()
+        if own[0].objects
     ]
-    header: tuple[str, ...] = ("class", "objects", "AP 50-95", "AP 50")
-    if found.on_device is not None:
-        header = (*header, "on device 50-95", "50")
+    columns = (one for name, _ in found.sides()[1:] for one in (f"{name} 50-95", "50"))
+    header = ("class", "objects", "AP 50-95", "AP 50", *columns)
     where = f" and on {found.device}" if found.device else ""
     numbers = (False, *(True for _ in header[1:]))
     return page.page(
@@ -225,23 +225,22 @@ def _curves(found: BoxEvaluation, sides: Sequence[tuple[str, AveragePrecision]])
         curves = [one.precisions for one in side.classes if one.precisions]
         means[name] = [sum(values) / len(values) for values in zip(*curves, strict=True)]
     yield _curve(means, "all classes")
-    pairs = [pair for pair in found.pairs() if pair[0].precisions]
-    pairs.sort(key=lambda pair: -pair[0].objects)
+    of_classes = [own for own in found.of_classes() if own[0].precisions]
+    of_classes.sort(key=lambda own: -own[0].objects)
     yield page.figures(
         (
             _curve(
                 {
                     name: side.precisions
-                    for (name, _), side in zip(sides, pair, strict=False)
-                    if side is not None
+                    for (name, _), side in zip(sides, filter(None, own), strict=True)
                 },
-                found.label(pair[0].index),
+                found.label(own[0].index),
             ),
-            _curve_words(found, pair[0]),
+            _curve_words(found, own[0]),
         )
-        for pair in pairs[:_SHOWN_CURVES]
+        for own in of_classes[:_SHOWN_CURVES]
     )
-    more = len(pairs) - _SHOWN_CURVES
+    more = len(of_classes) - _SHOWN_CURVES
     yield page.paragraph(f"and {more} classes more" if more > 0 else "")
 
 
