@@ -112,7 +112,7 @@ def ask_app(device: Device, root: str, request: RunRequest) -> AppAnswer:
     inside = f"{release_folder('', request.release)[1:]}/{APP}"
     app = f"{root}/{inside}"
     needed = bool(uploads or request.outputs or request.dumps)
-    with _temporary_folder(device, app, needed=needed) as folder:
+    with temporary_folder(device, app, needed=needed) as folder:
         remote = {path: f"{folder}/{i}{path.suffix.lower()}" for i, path in enumerate(uploads)}
         for path, name in remote.items():
             device.put(path, name)
@@ -164,7 +164,7 @@ def _words(
 
 
 @contextlib.contextmanager
-def _temporary_folder(device: Device, app: str, *, needed: bool) -> Iterator[str]:
+def temporary_folder(device: Device, app: str, *, needed: bool) -> Iterator[str]:
     """A folder there, or "" if none is `needed`; checks in passing that `app` is there."""
     own = f'd=${{TMPDIR:-/tmp}}/edgepack-{secrets.token_hex(8)}; mkdir -m 700 "$d" && echo "$d"'
     make = f"mktemp -d 2>/dev/null || {{ {own}; }}" if needed else ":"

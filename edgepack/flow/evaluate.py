@@ -287,26 +287,30 @@ def outputs_there(
     device: Device,
     root: str,
     *,
-    image: Path | None = None,
-    inputs: Sequence[Path] = (),
+    image: Path,
 ) -> list[Array]:
-    """The outputs of what is current below `root`, for a photo or .npy files.
+    """The outputs of what is current below `root`, for a photo.
 
     Raises `MismatchError` if they are not of the model's shapes, and what `ask_app` raises.
     """
     with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
         files = tuple(Path(folder) / f"{at}.npy" for at, _ in enumerate(model.outputs))
-        ask_app(device, root, RunRequest(image=image, inputs=tuple(inputs), outputs=files))
+        ask_app(device, root, RunRequest(image=image, outputs=files))
         try:
             outputs = [np.load(file, allow_pickle=False) for file in files]
         except (OSError, ValueError, EOFError) as error:
             raise MismatchError(f"{device.name}: its outputs cannot be read: {error}") from None
+    check_outputs(model, outputs, device.name)
+    return outputs
+
+
+def check_outputs(model: LoadedModel, outputs: Sequence[Array], device: str) -> None:
+    """Raise `MismatchError` if what a device gave is not of the model's shapes."""
     for info, output in zip(model.outputs, outputs, strict=True):
         if tuple(output.shape) != tuple(info.shape):
             raise MismatchError(
-                f"{device.name}: output '{info.name}' is {output.shape}, not {info.shape}"
+                f"{device}: output '{info.name}' is {output.shape}, not {info.shape}"
             )
-    return outputs
 
 
 def _ask(device: Device, root: str, photo: Path) -> tuple[int, ...]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,9 +22,10 @@ from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.text import format_count
 from edgepack.compiler.frontend.float16 import widen
 from edgepack.compiler.frontend.load import load_model
+from edgepack.deploy.remote_rows import ask_app_of_rows, rows_at_once
 from edgepack.device.base import Device
 from edgepack.device.limit import limited
-from edgepack.flow.evaluate import SeenJournal, budget_s, current_release, outputs_there
+from edgepack.flow.evaluate import SeenJournal, budget_s, check_outputs, current_release
 from edgepack.flow.job import spec_of
 from edgepack.flow.project import Project, read_labels
 from edgepack.flow.reference import Reference
@@ -276,39 +276,49 @@ def evaluate_rows(
         [model.sha256, answering.name, device.name if device else None, root, release]
     )
     reference: Reference | None = None
-    judged = []
     count = format_count(len(table), "row")
     limit = limited(device, budget_s(len(table)), count) if device else contextlib.nullcontext()
+    arrays = [[inputs[info.name] for info in model.inputs] for _, inputs, _ in table]
+    digests = [hashlib.sha256(b"".join(one.tobytes() for one in row)).hexdigest() for row in arrays]
+    # A device is asked for many rows at once: a command there costs more than a run.
+    at_once = rows_at_once(sum(one.nbytes for one in arrays[0])) if device is not None else 1
     with limit, locked(journal.path), progress.bar(count, len(table)) as bar:
-        for line, inputs, due in table:
-            arrays = [inputs[info.name] for info in model.inputs]
-            digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
-            found = journal.known.get(digest)
-            if found is None:
-                reference = reference or Reference(widen(as_meant(model.proto)))
-                here = answering.read(reference.run(arrays))
-                there = None
-                if device is not None:
-                    there = (answering.read(_run_there(model, arrays, device, root)),)
-                found = journal.add(digest, (here,), there)
-            judged.append(
-                JudgedRow(
-                    line=line,
-                    expected=due,
-                    reference=found[0][0],
-                    device=None if found[1] is None else found[1][0],
-                )
+        for begin in range(0, len(table), at_once):
+            batch = range(begin, min(begin + at_once, len(table)))
+            new = list(
+                {digests[at]: at for at in batch if digests[at] not in journal.known}.values()
             )
-            bar.update(1)
+            there: list[list[Array]] | None = None
+            if new and device is not None:
+                columns = [
+                    np.stack(values) for values in zip(*(arrays[at] for at in new), strict=True)
+                ]
+                there, error = ask_app_of_rows(device, root, columns, len(model.outputs))
+            for number, at in enumerate(new):
+                if there is not None and device is not None:
+                    if number == len(there):
+                        assert error is not None
+                        where = f"{rows}: line {table[at][0]}"
+                        raise type(error)(f"{where}: {error.message}", hint=error.hint)
+                    check_outputs(model, there[number], device.name)
+                reference = reference or Reference(widen(as_meant(model.proto)))
+                here = answering.read(reference.run(arrays[at]))
+                journal.add(
+                    digests[at],
+                    (here,),
+                    None if there is None else (answering.read(there[number]),),
+                )
+            bar.update(len(batch))
+    judged = []
+    for (line, _, due), digest in zip(table, digests, strict=True):
+        (here,), found = journal.known[digest]
+        judged.append(
+            JudgedRow(
+                line=line,
+                expected=due,
+                reference=here,
+                device=None if found is None else found[0],
+            )
+        )
     name = device.name if device else None
     return RowEvaluation(judged=tuple(judged), answering=answering, target=target, device=name)
-
-
-def _run_there(
-    model: LoadedModel, arrays: Sequence[Array], device: Device, root: str
-) -> list[Array]:
-    with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
-        files = tuple(Path(folder) / f"input{at}.npy" for at, _ in enumerate(arrays))
-        for file, array in zip(files, arrays, strict=True):
-            np.save(file, array)
-        return outputs_there(model, device, root, inputs=files)

@@ -17,10 +17,8 @@ from onnx import helper
 
 import edgepack
 from edgepack.base import paths
-from edgepack.base.errors import EdgepackError, MismatchError
+from edgepack.base.errors import EdgepackError, MismatchError, PositionError
 from edgepack.cli import main
-from edgepack.deploy.answers import Answer
-from edgepack.deploy.app_answers import AppAnswer
 from edgepack.flow.evaluate_rows import RowEvaluation, evaluate_rows
 from edgepack.flow.project import load_project
 from tests.scripted_tool import RELEASE, STATUS, ScriptedDevice
@@ -79,14 +77,14 @@ def device(
     digest = hashlib.sha256(Path("model.onnx").read_bytes()).hexdigest()
     status = {**STATUS, "current": {**RELEASE, "model_sha256": digest}}
 
-    def ask(_device: Any, _root: str, request: Any) -> AppAnswer:
-        (file,) = request.inputs
-        asked.append(np.load(file))
-        for path, output in zip(request.outputs, answers(asked[-1]), strict=True):
-            np.save(path, output)
-        return AppAnswer.read(Answer({"edgepack": "1"}, "app"))
+    def ask(_device: Any, _root: str, inputs: Any, outputs: int) -> tuple[Any, None]:
+        (rows,) = inputs
+        asked.extend(rows)
+        found = [answers(row) for row in rows]
+        assert all(len(one) == outputs for one in found)
+        return found, None
 
-    monkeypatch.setattr("edgepack.flow.evaluate.ask_app", ask)
+    monkeypatch.setattr("edgepack.flow.evaluate_rows.ask_app_of_rows", ask)
     return ScriptedDevice("pi", lambda _: json.dumps(status)), asked
 
 
@@ -182,6 +180,27 @@ def test_a_device_that_gives_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     paths.cache_dir().rename("other")
     with pytest.raises(MismatchError, match=r"output 'sum' is \(1, 3\), not \(1, 1\)"):
         _evaluate("price", pi)
+
+
+def test_a_row_that_fails_there_is_named_and_those_before_it_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    regressor()
+    pi, asked = device(monkeypatch, lambda x: [np.sum(x, keepdims=True)])
+    whole = evaluate_rows.__globals__["ask_app_of_rows"]
+
+    def ask(_device: Any, _root: str, inputs: Any, outputs: int) -> tuple[Any, Any]:
+        found, _ = whole(_device, _root, [inputs[0][:2]], outputs)
+        return found, PositionError("pi: index 9 of 4", hint="a hint")
+
+    monkeypatch.setattr("edgepack.flow.evaluate_rows.ask_app_of_rows", ask)
+    with pytest.raises(PositionError, match=r"rows\.csv: line 4: pi: index 9 of 4") as caught:
+        _evaluate("price", pi)
+    assert caught.value.hint == "a hint"
+    monkeypatch.setattr("edgepack.flow.evaluate_rows.ask_app_of_rows", whole)
+    asked.clear()
+    assert len(_evaluate("price", pi).judged) == 3
+    assert [one.tolist() for one in asked] == [[[0, 0, 4]]]
 
 
 def test_the_column_called_as_an_output_is_compared_with_that() -> None:
