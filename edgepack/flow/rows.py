@@ -15,9 +15,14 @@ from edgepack.base.errors import UsageError
 from edgepack.base.tables import read_text
 from edgepack.base.text import shorten, text_lines
 from edgepack.model import LoadedModel, TensorInfo
+from edgepack.model.sources.mlflow import ABOUT, columns_of
 
 Array = npt.NDArray[Any]
 
+# MLflow's types of columns that are numbers, and the limits of those that are whole.
+_WHOLE = {"integer": (-(2**31), 2**31 - 1), "long": (-(2**63), 2**63 - 1), "boolean": (0, 1)}
+_KINDS = (*_WHOLE, "float", "double")
+_TRUTH = {"true": "1", "false": "0"}
 _MOST_BYTES = 1 << 28
 _MOST_COLUMNS = 1 << 16
 
@@ -41,10 +46,11 @@ def read_rows(
 ) -> Iterator[tuple[int, dict[str, Array], str]]:
     """The line of each row of a CSV file, its inputs by their names, and its cell of `target`.
 
-    A model of one vector takes all columns but `target`, in order; one of single numbers the
-    columns with its inputs' names, or all in order where there is no header. The first row is a
-    header if a cell of it is no number, or if it counts from 0 as pandas' does without names. An
-    empty cell is not a number (NaN), as pandas writes it. Raises `RowsError`.
+    A model of one vector takes all columns but `target`, in order, or those that the MLmodel beside
+    it names, whatever their order; one of single numbers the columns with its inputs' names. All
+    are taken in order where there is no header. The first row is a header if a cell of it is no
+    number, or if it counts from 0 as pandas' does without names. An empty cell is not a number
+    (NaN), as pandas writes it. Raises `RowsError`.
     """
     if not takes_rows(model.inputs):
         shapes = ", ".join(f"'{info.name}' {tuple(info.shape)}" for info in model.inputs)
@@ -53,11 +59,23 @@ def read_rows(
             hint="one vector, or inputs of one number each; golden_input takes any tensor",
         )
     table = _RowsFile(file)
-    columns = _columns(table, model.inputs, target)
+    known = _known_columns(model)
+    columns = _columns(table, model.inputs, target, list(known))
     at = None if target is None else _column(table, target)
+    # Without a header the names are those that are known, in their order.
+    kinds = [known.get(name, "") for name in table.names]
+    if known and not table.has_header:
+        of_position = iter(known.values())
+        kinds = ["" if i == at else next(of_position, "") for i in range(len(table.names))]
     for line, cells in table.rows:
         values = {
-            info.name: _array([(table.names[i], cells[i]) for i in chosen], info, file, line)
+            info.name: _array(
+                [(table.names[i], _plain(cells[i], kinds[i])) for i in chosen],
+                [kinds[i] for i in chosen],
+                info,
+                file,
+                line,
+            )
             for info, chosen in zip(model.inputs, columns, strict=True)
         }
         yield line, values, "" if at is None else cells[at]
@@ -141,12 +159,43 @@ def _column(table: _RowsFile, name: str) -> int:
     return table.names.index(name)
 
 
+def _known_columns(model: LoadedModel) -> dict[str, str]:
+    """The types of a vector's columns by their names, or of single numbers', as MLflow has them;
+    none if it says nothing."""
+    columns = {one.name: one.type for one in columns_of(model.path)}
+    sizes = [
+        math.prod(size for size in info.shape if isinstance(size, int)) for info in model.inputs
+    ]
+    file = model.path.parent / ABOUT
+    if columns and len(columns) != sum(sizes):
+        raise RowsError(
+            f"{file}: signature.inputs: {len(columns)} columns, but the model takes {sum(sizes)} "
+            "numbers",
+            hint="steps before the model are not in its ONNX file: convert the whole pipeline",
+        )
+    for name, kind in columns.items():
+        if kind not in _KINDS:
+            raise RowsError(
+                f"{file}: signature.inputs: column '{shorten(name, 40)}' is of type "
+                f"'{shorten(kind, 40)}', of which a CSV file has none",
+                hint=f"types that are numbers: {', '.join(_KINDS)}",
+            )
+    return columns
+
+
 def _columns(
-    table: _RowsFile, inputs: Sequence[TensorInfo], target: str | None
+    table: _RowsFile, inputs: Sequence[TensorInfo], target: str | None, known: Sequence[str]
 ) -> list[Sequence[int]]:
-    """Which columns are each input's."""
+    """Which columns are each input's. `known` are the names of a vector's."""
     if len(inputs) > 1 and table.has_header:
         return [[_column(table, info.name)] for info in inputs]
+    if known and table.has_header:
+        if target in known:
+            raise RowsError(
+                f"{table.file}: column '{target}' is an input of the model, not the answer",
+                hint=f"inputs: {shorten(', '.join(known), 200)}",
+            )
+        return [[_column(table, name) for name in known]]
     left_out = None if target is None else _column(table, target)
     free = [i for i in range(len(table.names)) if i != left_out]
     sizes = [math.prod(size for size in info.shape if isinstance(size, int)) for info in inputs]
@@ -163,9 +212,30 @@ def _columns(
     return [[i] for i in free]
 
 
-def _array(cells: Sequence[tuple[str, str]], info: TensorInfo, file: Path, line: int) -> Array:
+def _plain(text: str, kind: str) -> str:
+    """A cell of a column of that type as a number."""
+    return _TRUTH.get(text.lower(), text) if kind == "boolean" else text
+
+
+def _array(
+    cells: Sequence[tuple[str, str]],
+    kinds: Sequence[str],
+    info: TensorInfo,
+    file: Path,
+    line: int,
+) -> Array:
     dtype = np.dtype(info.dtype)
-    values = [_number(text, dtype, f"{file}: line {line}: {name}") for name, text in cells]
+    values = []
+    for (name, text), kind in zip(cells, kinds, strict=True):
+        where = f"{file}: line {line}: {name}"
+        value = _number(text, dtype, where)
+        if kind in _WHOLE:
+            low, high = _WHOLE[kind]
+            if not (math.isfinite(value) and value == int(value) and low <= value <= high):
+                raise RowsError(
+                    f"{where}: '{shorten(text, 40)}' is no {kind}, which the column is by {ABOUT}"
+                )
+        values.append(value)
     shape = tuple(size for size in info.shape if isinstance(size, int))
     return np.array(values, dtype).reshape(shape)
 

@@ -27,12 +27,22 @@ _MOST_LETTERS = 200
 
 
 @dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of the table that a model was trained on, by its name and MLflow's type."""
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class About:
     """What an MLmodel file says: the model's file in its folder, the shape of each named input (-1
-    is open), the run it was logged by, and the model's id, which MLflow gives since version 3."""
+    is open) or the columns of a table, in their order, the run it was logged by, and the model's
+    id, which MLflow gives since version 3."""
 
     file: str
     shapes: Mapping[str, tuple[int, ...]]
+    columns: tuple[Column, ...]
     run_id: str
     model_id: str
 
@@ -65,9 +75,11 @@ def read_about(folder: Path) -> About | None:
     inside = folder.resolve()
     if not isinstance(file, str) or not (folder / file).resolve().is_relative_to(inside):
         raise SourceError(f"{path}: flavors.onnx.data: {file!r} is no file in its folder")
+    inputs = _inputs(said.get("signature"))
     return About(
         file=file,
-        shapes=_shapes(said.get("signature")),
+        shapes=_shapes(inputs),
+        columns=_columns(inputs),
         run_id=_id(said.get("run_id"), "[0-9a-f]{32}"),
         model_id=_id(said.get("model_id"), "m-[0-9a-f]{32}"),
     )
@@ -77,16 +89,44 @@ def _id(said: object, pattern: str) -> str:
     return said if isinstance(said, str) and re.fullmatch(pattern, said) else ""
 
 
-def _shapes(signature: object) -> dict[str, tuple[int, ...]]:
-    """Of the tensors among the signature's inputs; what is something else is passed over."""
+def columns_of(model: Path) -> tuple[Column, ...]:
+    """The columns of the table that the file `model` takes, as the MLmodel beside it says; none if
+    it says nothing, or is of another model."""
+    try:
+        about = read_about(model.parent)
+    except SourceError:
+        return ()
+    if about is None or (model.parent / about.file).resolve() != model.resolve():
+        return ()
+    return about.columns
+
+
+def _inputs(signature: object) -> list[dict[str, Any]]:
+    """The signature's inputs; none if it is of another form."""
     text = signature.get("inputs") if isinstance(signature, dict) else None
     try:
         inputs = json.loads(text) if isinstance(text, str) else []
     except (ValueError, RecursionError):
-        return {}
+        return []
+    return [one for one in inputs if isinstance(one, dict)] if isinstance(inputs, list) else []
+
+
+def _columns(inputs: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
+    """Those of a table, if all inputs are columns of names that differ."""
+    found = []
+    for one in inputs:
+        name, kind = one.get("name"), one.get("type")
+        if not isinstance(name, str) or not isinstance(kind, str) or kind == "tensor":
+            return ()
+        found.append(Column(name=name, type=kind))
+    return tuple(found) if len({one.name for one in found}) == len(found) else ()
+
+
+def _shapes(inputs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, ...]]:
+    """Of the tensors among the inputs; what is something else is passed over."""
     found = {}
-    for one in inputs if isinstance(inputs, list) else []:
-        spec = one.get("tensor-spec") if isinstance(one, dict) else None
+    for one in inputs:
+        spec = one.get("tensor-spec")
         shape = spec.get("shape") if isinstance(spec, dict) else None
         if isinstance(shape, list) and all(type(n) is int and n >= -1 for n in shape):
             found[str(one.get("name", ""))] = tuple(shape)
