@@ -103,6 +103,7 @@ def _map(
 
     None if float32 sees nothing.
     """
+    spec = spec.without_masks()  # which are not compared
     all_of_them = dataclasses.replace(spec, score=min(spec.score, _LEAST_SCORE))
     things, guesses = [], []
     for photo in range(len(exact[0])):

@@ -352,9 +352,8 @@ class _Finder:
         )
 
     def without_masks(self) -> _Finder:
-        """One that does not make them: they take a second or more for each photo."""
-        bound = dataclasses.replace(self.postprocess, outputs=self.postprocess.outputs[:1])
-        return dataclasses.replace(self, postprocess=bound, masks=False)
+        """One that does not make them."""
+        return dataclasses.replace(self, postprocess=self.postprocess.without_masks(), masks=False)
 
     def size_of(self, photo: BoxedPhoto) -> tuple[int, int]:
         """Height and width of a photo, upright."""

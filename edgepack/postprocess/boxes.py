@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -71,6 +71,10 @@ class Boxes(PostprocessSpec):
     def makes_masks(self) -> bool:
         """Whether boxes have masks."""
         return False
+
+    def without_masks(self) -> Self:
+        """The same without them: they take a second or more for each photo."""
+        return self
 
     @abstractmethod
     def candidates(self, tensors: Sequence[Floats]) -> Candidates:

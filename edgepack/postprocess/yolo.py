@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import numpy as np
@@ -156,6 +156,9 @@ class Yolo(Boxes):
     @property
     def makes_masks(self) -> bool:
         return self.masks > 0 and len(self.outputs) == _WITH_PROTOTYPES
+
+    def without_masks(self) -> Self:
+        return replace(self, outputs=self.outputs[:1]) if self.makes_masks else self
 
     def prototypes(self, tensors: Sequence[Array], geometry: Geometry) -> Prototypes | None:
         if not self.makes_masks:

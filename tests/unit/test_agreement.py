@@ -15,6 +15,7 @@ from edgepack.flow.agreement import judge_for
 from edgepack.flow.project import load_project
 from edgepack.flow.quantize import quantize_project
 from edgepack.model import ModelSpec, read_model
+from edgepack.postprocess.instances import Prototypes
 from edgepack.quantization.quantize import Agreement
 from tests.onnx_models import Builder
 
@@ -85,6 +86,18 @@ def test_boxes_by_their_precision(tmp_path: Path) -> None:
     assert "mAP 50-95 0.500" in agreement_text(found)
     nothing = np.zeros_like(boxes).reshape(1, -1)
     assert judged(tmp_path, table, shape, [nothing], [nothing]).map is None
+
+
+def test_masks_of_boxes_are_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take a second for each photo, and the boxes are what is compared."""
+    table = '[postprocess]\nkind = "yolo"\nhead = "end2end"\nscore = 0.25\nmasks = 2\n'
+    boxes = np.array([[[0, 0, 2, 2, 0.9, 0, 1, 1], [2, 2, 4, 4, 0.8, 1, 1, 1]]], float)
+    row = [boxes.reshape(1, -1), np.ones((1, 2 * 2 * 2))]
+    made: list[object] = []
+    monkeypatch.setattr(Prototypes, "mask", lambda *given: made.append(given))
+    shapes = {"y": [1, 2, 8], "z": [1, 2, 2, 2]}
+    assert judged(tmp_path, table, shapes, row, row).map == pytest.approx(1.0)
+    assert not made
 
 
 def test_what_nobody_names_is_judged_by_its_values(tmp_path: Path) -> None:
