@@ -26,6 +26,7 @@ from edgepack.bundle.signing import check_version, note_version, sign_folder
 from edgepack.flow.arguments import Preprocess, project_from
 from edgepack.flow.deployment import Deployment
 from edgepack.flow.job import board_of, make_job, package_job
+from edgepack.native.wheel_places import Places, wheels_from
 
 if TYPE_CHECKING:
     from edgepack.device import SshOptions
@@ -239,26 +240,28 @@ def tune(
     emulated: bool = False,
     ssh: SshOptions | None = None,
     project: File | None = None,
+    find_links: Places | None = None,
     progress: Told = NO_PROGRESS,
     **settings: Any,
 ) -> Tuned:
     """Faster kernels for a model, timed on its `device` and written to the file `records`.
 
     `deploy(..., records=[...])` uses them. A virtual board is tuned by estimated cycles, or with
-    `emulated`, to see how it works, by its emulator's times.
+    `emulated`, to see how it works, by its emulator's times. `find_links` is as `deploy` takes it.
     """
     from edgepack.tuning.run import tune_job
 
     known = project_from("tune", model, project=project, settings=settings)
-    return tune_job(
-        make_job(known),
-        Path(records),
-        minutes=minutes,
-        trials=trials,
-        emulated=emulated,
-        ssh=ssh,
-        progress=make_progress(progress),
-    )
+    with wheels_from(find_links):
+        return tune_job(
+            make_job(known),
+            Path(records),
+            minutes=minutes,
+            trials=trials,
+            emulated=emulated,
+            ssh=ssh,
+            progress=make_progress(progress),
+        )
 
 
 @speaks_of_arguments
@@ -271,19 +274,22 @@ def package(
     options: formats.Options | None = None,
     project: File | None = None,
     preprocess: Preprocess | None = None,
+    find_links: Places | None = None,
     progress: Told = NO_PROGRESS,
     **settings: Any,
 ) -> PackedBundle:
     """A bundle in the folder `out`, and a file that carries it to the device: "tar", "deb", "oci",
-    "mender", "rauc" or "android-lib". `sign` is a private key."""
+    "mender", "rauc" or "android-lib". `sign` is a private key, `find_links` as `deploy` takes it.
+    """
     options = options or formats.Options()
     formats.check(format, options)
     known = project_from(
         "package", model, project=project, preprocess=preprocess, settings=settings
     )
     formats.check_board(format, board_of(known))
-    job = make_job(known)
-    bundle = package_job(job, Path(out), progress=make_progress(progress))
+    with wheels_from(find_links):
+        job = make_job(known)
+        bundle = package_job(job, Path(out), progress=make_progress(progress))
     if sign is not None:
         check_version(bundle, Path(sign))
         sign_folder(bundle, Path(sign))

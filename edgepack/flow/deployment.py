@@ -44,6 +44,7 @@ from edgepack.flow.job import board_of, make_job, package_job
 from edgepack.flow.photos import is_image, is_photo, save_png
 from edgepack.flow.project import Project
 from edgepack.flow.session import Session
+from edgepack.native.wheel_places import Places, wheels_from
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -298,6 +299,7 @@ def deploy(
     options: DeployOptions = DEFAULT_OPTIONS,
     sign: str | Path | None = None,
     service: bool = False,
+    find_links: Places | None = None,
     progress: Progress | Callable[[str], object] = NO_PROGRESS,
     **settings: Any,
 ) -> Deployment:
@@ -310,8 +312,9 @@ def deploy(
     without it the model is tested on random inputs and takes arrays only. `settings` are further
     fields of `Project`: `name`, `labels`, `golden_image`, `expected_class` (a number, or a label),
     `shapes`, `root` and so on. `sign` is a private key. With `service` the release runs now and at
-    each boot, as the project's [service] table says. `progress` hears of each step: a
-    function of one text, such as `print`, or a `Progress`.
+    each boot, as the project's [service] table says. `find_links` names a folder, or the URL of a
+    page, with wheels of what is otherwise built from source, or several. `progress` hears of each
+    step: a function of one text, such as `print`, or a `Progress`.
 
     Raises what `load_project`, `make_job`, `package_job`, `open_device` and `deploy_bundle` raise,
     `OtherModelError` where a release of another model would be replaced, and `NoServiceError` for a
@@ -329,7 +332,8 @@ def deploy(
     )
     try:
         key = Path(sign) if sign is not None else None
-        bundle, profile = build_bundle(known, connection, sign=key, progress=told)
+        with wheels_from(find_links):
+            bundle, profile = build_bundle(known, connection, sign=key, progress=told)
         root = root_of(known)
         options = replace(options, new_version=options.new_version or sign is not None)
         remote = connection.to(profile)

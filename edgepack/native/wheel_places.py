@@ -7,14 +7,17 @@ what the link's hash says, if it has one, and what the wheel's own RECORD says o
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
 import functools
 import hashlib
 import io
+import os
 import re
 import urllib.parse
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -29,6 +32,10 @@ _HERE = ("localhost", "127.0.0.1", "::1")
 _HINT = "without --find-links and EDGEPACK_WHEELS the programs are built from source"
 
 _places: tuple[str, ...] = ()
+_places_here: ContextVar[tuple[str, ...] | None] = ContextVar("places_of_wheels", default=None)
+
+Places = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+"""A folder, or the URL of a page or index; or several."""
 
 
 class WheelError(ToolchainError):
@@ -104,25 +111,52 @@ def use_places(places: Sequence[str]) -> None:
     Raises `UsageError` for a URL that is not taken.
     """
     global _places  # noqa: PLW0603 - one process, one list
+    _places = _checked(places)
+    _wheel_at.cache_clear()
+
+
+@contextlib.contextmanager
+def wheels_from(find_links: Places | None) -> Iterator[None]:
+    """Within this block wheels are looked for there, and nowhere else; None changes nothing.
+
+    Raises `UsageError` for a URL that is not taken.
+    """
+    if find_links is None:
+        yield
+        return
+    several = [find_links] if isinstance(find_links, str | os.PathLike) else find_links
+    token = _places_here.set(_checked([os.fspath(place) for place in several]))
+    _wheel_at.cache_clear()
+    try:
+        yield
+    finally:
+        _places_here.reset(token)
+
+
+def _checked(places: Sequence[str]) -> tuple[str, ...]:
     for place in places:
         if _is_url(place):
             _check_url(place)
-    _places = tuple(places)
-    find_wheel.cache_clear()
+    return tuple(places)
 
 
 def places() -> tuple[str, ...]:
     """Where wheels are looked for, beside those that are installed."""
-    return _places
+    here = _places_here.get()
+    return _places if here is None else here
 
 
-@functools.cache
 def find_wheel(package: str) -> FoundWheel | None:
     """The wheel of `package`, of edgepack's own version, at the first place that has one.
 
     Raises `WheelError` for a place that cannot be read: what it would have spared takes long.
     """
-    for place in _places:
+    return _wheel_at(places(), package)
+
+
+@functools.cache
+def _wheel_at(places: tuple[str, ...], package: str) -> FoundWheel | None:
+    for place in places:
         found = _at_url(place, package) if _is_url(place) else _in_folder(Path(place), package)
         if found is not None:
             return found

@@ -13,6 +13,7 @@ from threading import Thread
 
 import pytest
 
+import edgepack
 from edgepack.base import paths
 from edgepack.base.errors import UsageError
 from edgepack.base.progress import make_progress
@@ -21,7 +22,8 @@ from edgepack.cli import main
 from edgepack.native import prebuilt, wheel_places
 from edgepack.native.prebuilt import find_prebuilt, is_available, module_of, package_of
 from edgepack.native.wheel import PROGRAM, TEXT, wheel_bytes
-from edgepack.native.wheel_places import WheelError, use_places
+from edgepack.native.wheel_places import WheelError, use_places, wheels_from
+from tests.onnx_models import Builder
 
 TRIPLE = "mips-linux-gnu"
 MODULE = module_of(TRIPLE)
@@ -91,6 +93,48 @@ def test_a_folder_and_then_the_cache(folder: Path) -> None:
     assert made is not None
     (made / "edgepack-run").write_bytes(b"\x7fELF other")
     assert found() is None
+
+
+def test_a_place_for_one_call(folder: Path) -> None:
+    other = folder.with_name("empty")
+    other.mkdir()
+    use_places([str(other)])
+    with wheels_from(folder):
+        assert is_available(TRIPLE)
+        with wheels_from([other, str(folder)]):
+            assert is_available(TRIPLE)
+        with wheels_from(other):
+            assert not is_available(TRIPLE)
+        with wheels_from(None):
+            check_found()
+    assert not is_available(TRIPLE)
+    with pytest.raises(UsageError, match="http://"), wheels_from("http://packages.example/"):
+        pass
+
+
+@pytest.mark.parametrize("name", ["deploy", "package", "tune"])
+def test_python_takes_a_place(
+    name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked at while the programs are asked for, and no longer."""
+    seen: list[bool] = []
+
+    def make_job(*_: object, **__: object) -> None:
+        seen.append(is_available(TRIPLE))
+        raise UsageError("enough")
+
+    monkeypatch.setattr("edgepack.api.make_job", make_job)
+    monkeypatch.setattr("edgepack.flow.deployment.make_job", make_job)
+    monkeypatch.chdir(tmp_path)
+    Builder().save(tmp_path / "model.onnx", {"x": [1, 4]}, {})
+    words = {"board": "local", "device": "local"}
+    with pytest.raises(UsageError, match="enough"):
+        getattr(edgepack, name)("model.onnx", find_links=folder, **words)
+    with pytest.raises(UsageError, match="enough"):
+        getattr(edgepack, name)("model.onnx", **words)
+    assert seen == [True, False]
+    with pytest.raises(WheelError, match="no wheels can be read in nowhere"):
+        getattr(edgepack, name)("model.onnx", find_links="nowhere", **words)
 
 
 def test_a_page_of_links(server: str) -> None:
