@@ -23,13 +23,13 @@ class Mutants(Protocol):
 def main() -> int:
     """Run all targets for the same time each, and compare the readers of two languages as long, and
     try what only Python reads."""
-    if sys.argv[1:2] in (["graphs"], ["types"]):
-        from tests.fuzz import graphs, types
+    if sys.argv[1:2] in (["graphs"], ["types"], ["passes"]):
+        from tests.fuzz import graphs, passes, types
 
-        models = {"graphs": graphs.main, "types": types.main}
+        models = {"graphs": graphs.main, "types": types.main, "passes": passes.main}
         return models[sys.argv[1]](sys.argv[2:])
     parser = argparse.ArgumentParser(
-        prog="./dev fuzz", epilog="models: ./dev fuzz graphs --help, ./dev fuzz types --help"
+        prog="./dev fuzz", epilog="models: ./dev fuzz graphs --help, also types and passes"
     )
     parser.add_argument("--seconds", type=int, default=600, help="for all targets together")
     parser.add_argument("--keep", action="store_true", help="add what reaches new code")

@@ -25,7 +25,9 @@ from edgepack.native.toolchain import Toolchain, link_relocatable, link_shared
 _PASSES = (
     s_tir.transform.CanonicalizeLoop,
     s_tir.transform.AnnotateIrregularLoop,
+    exact.hide_remainders,
     tirx.transform.FlattenBuffer,
+    exact.show_remainders,
     exact.hide,
     tirx.transform.BF16ComputeLegalize,
     exact.show_again,

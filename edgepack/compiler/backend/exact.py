@@ -26,8 +26,9 @@ from edgepack.kernels.tiles.element import FLOAT16
 
 _COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 _KINDS = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max, *_COMPARISONS)
+_QUOTIENTS = (tirx.FloorDiv, tirx.FloorMod)
 _PREFIX = "edgepack.exact."
-_BY_NAME = {_PREFIX + kind.__name__: kind for kind in _KINDS}
+_BY_NAME = {_PREFIX + kind.__name__: kind for kind in (*_KINDS, *_QUOTIENTS)}
 _CALL = "tirx.call_pure_extern"
 _SHORT = (tirx.Var, tvm.ir.TensorLoad)
 # LLVM's names of what IEEE 754 calls maximum and minimum.
@@ -37,6 +38,22 @@ _INTRINSICS = {tirx.Max: "llvm.maximum", tirx.Min: "llvm.minimum"}
 def hide() -> tvm.transform.Pass:
     """A pass that hides arithmetic on floats from those that follow."""
     return _on_each("edgepack.HideFloats", lambda body, _: hide_arithmetic(body))
+
+
+def hide_remainders() -> tvm.transform.Pass:
+    """A pass that hides quotients and remainders of what falls with a counter.
+
+    `show_remainders` shows them. TVM's FlattenBuffer makes `i % -3 * -2` of `(8 - 2 i) % 6`,
+    without the 8.
+    """
+    return _on_each("edgepack.HideRemainders", lambda body, _: _without_remainders(body))
+
+
+def show_remainders() -> tvm.transform.Pass:
+    """A pass that shows those again, and nothing else."""
+    return _on_each(
+        "edgepack.ShowRemainders", lambda body, _: _shown(body, lambda item: item, _QUOTIENTS)
+    )
 
 
 def show() -> tvm.transform.Pass:
@@ -85,17 +102,45 @@ def hide_arithmetic(body: tirx.Stmt | tirx.Expr) -> tirx.Stmt | tirx.Expr:
     return tvm_ffi.structural_map(body, (_KINDS, hide_one))
 
 
+def _without_remainders(body: tirx.Stmt) -> tirx.Stmt:
+    def hide_one(item: tirx.Expr) -> tirx.Expr:
+        if not _falls(item.a):
+            return item
+        name = _PREFIX + type(item).__name__
+        return tirx.call_pure_extern(str(item.ty.dtype), name, item.a, item.b)
+
+    return tvm_ffi.structural_map(body, (_QUOTIENTS, hide_one))
+
+
+def _falls(dividend: tirx.Expr) -> bool:
+    """Whether something is subtracted in it, or multiplied by a negative number."""
+    found = False
+
+    def subtraction(item: tirx.Sub) -> None:
+        nonlocal found
+        found = found or not isinstance(item.b, tirx.IntImm)
+
+    def product(item: tirx.Mul) -> None:
+        nonlocal found
+        found = found or any(isinstance(n, tirx.IntImm) and n.value < 0 for n in (item.a, item.b))
+
+    tvm_ffi.structural_walk(dividend, ((tirx.Sub, subtraction), (tirx.Mul, product)))
+    return found
+
+
 def _shown(
-    body: tirx.Stmt | tirx.Expr, make: Callable[[tirx.Expr], tirx.Expr]
+    body: tirx.Stmt | tirx.Expr,
+    make: Callable[[tirx.Expr], tirx.Expr],
+    kinds: tuple[type[tirx.Expr], ...] = _KINDS,
 ) -> tirx.Stmt | tirx.Expr:
     def show_one(call: tvm.ir.Call) -> tirx.Expr:
-        known = tir.in_fence(call)
+        known = tir.in_fence(call) if kinds == _KINDS else None
         if isinstance(known, tirx.FloatImm | tirx.Broadcast):
             return known
         if not isinstance(call.op, tvm.ir.Op) or call.op.name != _CALL:
             return call
         kind = _BY_NAME.get(call.args[0].value)
-        return call if kind is None else make(kind(*call.args[1:]))
+        return make(kind(*call.args[1:])) if kind in kinds else call
 
     return tvm_ffi.structural_map(body, (tvm.ir.Call, show_one))
 

@@ -15,7 +15,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir import dlight
 
-from edgepack.compiler.backend import inside
+from edgepack.compiler.backend import exact, inside
 from edgepack.compiler.gpu.kernel import DeviceKernel, Extents, Launch
 from edgepack.kernels.tiles import tir
 
@@ -35,7 +35,9 @@ _PASSES = (
     s_tir.transform.LowerMatchBuffer,
     s_tir.transform.StmtSimplify,
     s_tir.transform.LowerOpaqueBlock,
+    exact.hide_remainders,
     tirx.transform.FlattenBuffer,
+    exact.show_remainders,
     lambda: tirx.transform.NarrowDataType(32),
     s_tir.transform.LoopPartition,
     tirx.transform.VectorizeLoop,

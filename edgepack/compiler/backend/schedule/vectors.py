@@ -42,7 +42,9 @@ _TO_LOOPS = tvm.transform.Sequential(
 )
 _TO_FLAT_LOOPS = tvm.transform.Sequential(
     [
+        exact.hide_remainders(),
         tirx.transform.FlattenBuffer(),
+        exact.show_remainders(),
         tirx.transform.NarrowDataType(32),
         tirx.transform.StmtSimplify(),
     ]
