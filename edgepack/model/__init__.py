@@ -237,19 +237,11 @@ _OTHERS: dict[str, tuple[str, str]] = {
     ".hdf5": ("a Keras model", f"with Keras 3 and tf2onnx: {_KERAS}"),
     ".pb": (
         "a TensorFlow graph",
-        "python -m tf2onnx.convert --saved-model FOLDER --output model.onnx",
+        "python -m tf2onnx.convert --saved-model {folder} --output model.onnx",
     ),
     ".eim": (
         "a program of Edge Impulse with the model inside",
         "download the model itself, ONNX or TensorFlow Lite, from the project's dashboard there",
-    ),
-    ".engine": (
-        "a TensorRT engine, which runs on one kind of GPU",
-        f"export what it was built from, for example: {_YOLO}",
-    ),
-    ".trt": (
-        "a TensorRT engine, which runs on one kind of GPU",
-        f"export what it was built from, for example: {_YOLO}",
     ),
     ".pdmodel": (
         "a Paddle model",
@@ -270,21 +262,74 @@ _OTHERS: dict[str, tuple[str, str]] = {
         "weights without their graph",
         "optimum-cli export onnx --model FOLDER onnx/",
     ),
+    ".gguf": (
+        "weights of a language model without its graph",
+        "optimum-cli export onnx --model FOLDER onnx/, of the model that it was made from",
+    ),
+    ".ckpt": (
+        "a checkpoint: weights without their graph",
+        "where it was made, with PyTorch Lightning: model.to_onnx('model.onnx', example)",
+    ),
+    ".cbm": (
+        "a model of CatBoost",
+        "where it was made: model.save_model('model.onnx', format='onnx')",
+    ),
+    ".ubj": (
+        "a model of XGBoost",
+        "where it was made: onnx.save(onnxmltools.convert_xgboost(model, initial_types=[('x', "
+        "FloatTensorType([None, FEATURES]))]), 'model.onnx')",
+    ),
 }
 _PICKLE = (
     "a Python pickle, which would run code if it were read",
     "where it was made: onnx.save(skl2onnx.to_onnx(model, X[:1].astype('float32')), 'model.onnx')",
 )
 _OTHERS |= dict.fromkeys((".pkl", ".pickle", ".joblib"), _PICKLE)
+_OTHERS |= dict.fromkeys((".jit", ".ptl"), _OTHERS[".torchscript"])
+_NO_MODELS = {
+    **dict.fromkeys((".jpg", ".jpeg", ".png"), ("a photo", "edgepack check --image")),
+    ".csv": ("a table", "edgepack check --rows"),
+}
+# What is made of a model and never becomes one again.
+_BUILT_FROM = f"export what it was built from, for example: {_YOLO}"
+_OTHERS |= {
+    suffix: (f"{what}, which runs on one kind of {where}", _BUILT_FROM)
+    for suffixes, what, where in (
+        ((".engine", ".trt", ".plan"), "a TensorRT engine", "GPU"),
+        ((".rknn",), "a model compiled by Rockchip's RKNN", "accelerator"),
+        ((".hef",), "a model compiled for Hailo", "accelerator"),
+        ((".om",), "a model compiled for Ascend", "accelerator"),
+        ((".kmodel",), "a model compiled by nncase", "accelerator"),
+        ((".dlc",), "a model converted by Qualcomm's SNPE", "accelerator"),
+        ((".blob",), "a model compiled for Myriad", "accelerator"),
+        ((".cvimodel", ".bmodel"), "a model compiled for Sophgo", "accelerator"),
+    )
+    for suffix in suffixes
+}
+_OTHERS |= {
+    suffix: (f"a model in the form of {what}", _BUILT_FROM)
+    for suffix, what in {
+        ".mnn": "MNN",
+        ".param": "ncnn",
+        ".xml": "OpenVINO",
+        ".mlmodel": "Core ML",
+        ".mlpackage": "Core ML",
+        ".tmfile": "Tengine",
+        ".nb": "Paddle Lite",
+        ".ort": "onnxruntime",
+        ".mar": "TorchServe",
+        ".caffemodel": "Caffe",
+    }.items()
+}
 
 
-def _check_format(path: Path) -> None:
+def check_format(path: Path) -> None:
     """Raise `NotOnnxError` for a file of a format that another tool has to convert."""
     if (other := _OTHERS.get(path.suffix.lower())) is not None:
         what, hint = other
         raise NotOnnxError(
             f"{path}: {what}: edgepack reads ONNX, TFLite and exported PyTorch programs",
-            hint=hint.format(name=path.name, stem=path.stem),
+            hint=hint.format(name=path.name, stem=path.stem, folder=path.parent),
         )
 
 
@@ -299,7 +344,10 @@ def _read(path: Path) -> tuple[Any, list[Path]]:
         proto = reader(path)
         check_structure(path, proto)
         return proto, [path]
-    _check_format(path)
+    check_format(path)
+    if (option := _NO_MODELS.get(path.suffix.lower())) is not None:
+        what, words = option
+        raise NotOnnxError(f"{path}: {what}, not a model", hint=f"{words} {path}")
     data = path.read_bytes()
     if data.startswith(b"version https://git-lfs"):
         raise NotOnnxError(

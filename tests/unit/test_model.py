@@ -24,6 +24,7 @@ from edgepack.model.errors import (
     ShapeOverrideError,
     TruncatedModelError,
 )
+from edgepack.model.sources import local_model
 from tests import onnx_models
 from tests.onnx_models import Builder
 
@@ -279,6 +280,14 @@ def test_git_lfs_pointer(tmp_path: Path) -> None:
         ("m.joblib", "a Python pickle", "skl2onnx.to_onnx("),
         ("m.TORCHSCRIPT", "a TorchScript program", "torch.jit.load('m.TORCHSCRIPT')"),
         ("m.safetensors", "weights without their graph", "optimum-cli export onnx"),
+        ("m.plan", "a TensorRT engine, which runs on one kind of GPU", "yolo export"),
+        ("m.rknn", "a model compiled by Rockchip's RKNN", "export what it was built from"),
+        ("m.mlmodel", "a model in the form of Core ML", "export what it was built from"),
+        ("m.xml", "a model in the form of OpenVINO", "export what it was built from"),
+        ("m.ckpt", "a checkpoint: weights without their graph", "model.to_onnx("),
+        ("m.cbm", "a model of CatBoost", "save_model('model.onnx', format='onnx')"),
+        ("m.ubj", "a model of XGBoost", "onnxmltools.convert_xgboost(model"),
+        ("m.ptl", "a TorchScript program", "torch.jit.load('m.ptl')"),
     ],
 )
 def test_what_another_tool_has_to_convert(tmp_path: Path, name: str, what: str, how: str) -> None:
@@ -286,6 +295,31 @@ def test_what_another_tool_has_to_convert(tmp_path: Path, name: str, what: str, 
     with pytest.raises(NotOnnxError, match=f"{name}: {what}") as caught:
         load_model(ModelSpec(path=tmp_path / name))
     assert how in (caught.value.hint or "")
+
+
+def test_folders_that_others_call_a_model(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    with pytest.raises(UsageError, match=r"saved: not a file, and no model in it"):
+        local_model(saved)
+    (saved / "fingerprint.pb").write_bytes(b"")
+    with pytest.raises(NotOnnxError, match="a TensorFlow graph") as caught:
+        local_model(saved)
+    assert f"--saved-model {saved} " in (caught.value.hint or "")
+    package = tmp_path / "m.mlpackage"
+    package.mkdir()
+    with pytest.raises(NotOnnxError, match=r"m\.mlpackage: a model in the form of Core ML"):
+        local_model(package)
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "how"), [("x.JPG", "a photo", "--image"), ("x.csv", "a table", "--rows")]
+)
+def test_what_is_no_model_at_all(tmp_path: Path, name: str, what: str, how: str) -> None:
+    (tmp_path / name).write_bytes(b"1,2")
+    with pytest.raises(NotOnnxError, match=f"{name}: {what}, not a model") as caught:
+        load_model(ModelSpec(path=tmp_path / name))
+    assert caught.value.hint == f"edgepack check {how} {tmp_path / name}"
 
 
 def test_truncated_at_any_byte(tmp_path: Path) -> None:

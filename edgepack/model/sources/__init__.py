@@ -122,6 +122,7 @@ def model_in(folder: Path) -> Path:
 
     MLflow's file says which, where there is one. Raises `UsageError` for none, and for several.
     """
+    from edgepack.model import check_format
     from edgepack.model.sources.mlflow import read_about
 
     if (about := read_about(folder)) is not None:
@@ -133,6 +134,9 @@ def model_in(folder: Path) -> Path:
         if is_model(path.name) and path.is_file()
     ]
     if not names:
+        # What others call a model is a folder, too: the file in it says what it is.
+        for path in (folder, *sorted(folder.iterdir())):
+            check_format(path)
         raise UsageError(f"{folder}: not a file, and no model in it ({' or '.join(_OF_MODELS)})")
     return folder / choose(names, f"{folder}", lambda name: str(folder / name))
 
