@@ -138,6 +138,17 @@ def release_folder(root: str, release: str = "") -> str:
     return f"{root}/releases/{release}" if release else f"{root}/current"
 
 
+def need_release(device: Device, root: str, release: str = "") -> None:
+    """Raise `NothingThereError` if a release, the current one without a name, is not below `root`:
+    what takes long is begun when it is there."""
+    folder = release_folder(root, release)
+    if device.run(f"[ -e {shlex.quote(folder)} ] || exit 3", check=False).returncode == 3:
+        what = f"no release {release} is" if release else "no release is current"
+        raise NothingThereError(
+            f"{device.name}: {what} in {root}", hint="`edgepack deploy` puts it there"
+        )
+
+
 def _written(request: RunRequest, folder: str) -> dict[str, Path]:
     """What the app writes in `folder` there, and where that goes here."""
     files = [*request.outputs, *(dump.file for dump in request.dumps)]

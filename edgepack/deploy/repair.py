@@ -8,6 +8,7 @@ from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.bundle.manifest import DEVICE_TOOL, MANIFEST_NAME, parse_manifest
 from edgepack.deploy import remote_service, remote_tool
 from edgepack.deploy.answers import Repaired
+from edgepack.deploy.remote_app import need_release
 from edgepack.deploy.remote_tool import Layout
 from edgepack.device import Device
 from edgepack.device.facts import gather
@@ -24,6 +25,7 @@ def repair(device: Device, root: str, *, progress: Progress = NO_PROGRESS) -> Re
     facts = gather(device, layout.root)
     if facts.protocol:
         return remote_tool.repair(device, root)
+    need_release(device, layout.root)
     manifest = device.run(layout.enter(f"cat current/{MANIFEST_NAME}")).stdout
     progress.step(f"copying {DEVICE_TOOL} there again: the one there does not run")
     triple = parse_manifest(manifest.encode()).compatible.triple

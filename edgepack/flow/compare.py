@@ -33,7 +33,7 @@ from edgepack.compiler import CompiledModel
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.frontend.integer_reference import integer_model, tensors
 from edgepack.deploy.answers import SenselessError
-from edgepack.deploy.remote_app import Dump, RunRequest, ask_app, release_folder
+from edgepack.deploy.remote_app import Dump, RunRequest, ask_app, need_release, release_folder
 from edgepack.device import Device
 from edgepack.flow.job import Job, compile_job, job_inputs
 from edgepack.flow.reference import Array, Comparison, compare, run_reference
@@ -198,6 +198,7 @@ def compare_layers(
     reference and running on the device raise, `ModelError` if there is nothing to compare, and
     `SenselessError` if the plan there is of another model.
     """
+    need_release(device, root)
     compiled = compile_job(job, progress=progress)
     given = tuple(inputs) or _golden(job)
     integers = integer_model(job.model.path, job.model.proto, compiled.floats)
@@ -246,6 +247,8 @@ def compare_releases(
     Raises what compiling and running on the device raise, and `ManifestError` for a manifest there
     that is none.
     """
+    for release in ("", other):
+        need_release(device, root, release)
     compiled = compile_job(job, progress=progress)
     given = tuple(inputs) or _golden(job)
     progress.step(f"both releases on {device.name}")
