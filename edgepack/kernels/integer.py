@@ -14,10 +14,9 @@ QLinearConv to the bit; its sums and means of images may be one step off.
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -62,42 +61,6 @@ class IntegerOperator(ABC):
     def shape(self, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
         """The result's, of those of the inputs."""
         return tuple(shapes[0])
-
-    # ------------------------------------------------ as text and arrays
-
-    def parts(self) -> tuple[str, list[Array]]:
-        """All there is to it."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
-        plain = {
-            name: vars(value) if isinstance(value, Steps | Target) else value
-            for name, value in values.items()
-            if name not in arrays
-        }
-        text = {"kind": type(self).__name__, "arrays": list(arrays), "fields": plain}
-        return json.dumps(text), list(arrays.values())
-
-    @staticmethod
-    def of_parts(text: str, arrays: Sequence[Array]) -> IntegerOperator:
-        """That of `parts`."""
-        said = json.loads(text)
-        kind = _KINDS[said["kind"]]
-        values = {
-            name: _PARTS[name](**value) if isinstance(value, dict) else _tuples(value)
-            for name, value in said["fields"].items()
-        }
-        # The last ones: before them come inputs.
-        count = len(said["arrays"])
-        last = arrays[len(arrays) - count :]
-        made: IntegerOperator = kind(**values, **dict(zip(said["arrays"], last, strict=True)))
-        return made
-
-
-_PARTS: dict[str, Any] = {"to": Target, "steps": Steps}
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -493,24 +456,22 @@ class IntegerFlatten(IntegerOperator):
         return inputs[0].reshape(inputs[0].shape[:2])
 
 
-_KINDS: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (
-        ToIntegers,
-        FromIntegers,
-        IntegerConvolution,
-        IntegerTransposed,
-        IntegerSum,
-        IntegerProduct,
-        IntegerTable,
-        IntegerMean,
-        IntegerPooling,
-        IntegerConcatenation,
-        IntegerChoice,
-        IntegerInterpolation,
-        IntegerFlatten,
-    )
-}
+# All there are.
+KINDS: tuple[type[IntegerOperator], ...] = (
+    ToIntegers,
+    FromIntegers,
+    IntegerConvolution,
+    IntegerTransposed,
+    IntegerSum,
+    IntegerProduct,
+    IntegerTable,
+    IntegerMean,
+    IntegerPooling,
+    IntegerConcatenation,
+    IntegerChoice,
+    IntegerInterpolation,
+    IntegerFlatten,
+)
 
 
 def _as_image(data: Array) -> Array:

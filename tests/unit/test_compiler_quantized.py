@@ -151,7 +151,7 @@ def test_a_weight_that_something_else_reads_is_left_to_be_folded(shared: bool) -
             results = builder.emit_output(relax.Tuple([made, also]))
         builder.emit_func_output(results)
     module = builder.get()
-    assert ("edgepack.dequantize" in str(keep_integers(module))) == (not shared)
+    assert ("edgepack.Quantized" in str(keep_integers(module))) == (not shared)
 
 
 @pytest.mark.parametrize("board", ["rasp3b", "local"])

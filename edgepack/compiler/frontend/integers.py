@@ -8,7 +8,7 @@ larger. Longer sums are done in parts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,11 @@ import tvm
 from tvm import relax
 
 from edgepack.compiler.errors import UnsupportedFormError
+from edgepack.compiler.frontend import quantized
 from edgepack.compiler.frontend.conversions import Node
-from edgepack.compiler.layers.integers import integer_call
-from edgepack.compiler.layers.sums import Sums, integers_call, range_call, sums_call
-from edgepack.kernels.integer import IntegerOperator
+from edgepack.compiler.private import private_call
+from edgepack.kernels.integer import FromIntegers
+from edgepack.kernels.layer import DynamicIntegers, DynamicRange, DynamicSums
 from edgepack.kernels.tiles.cpu import INT8_BLOCK
 
 _Convert = Callable[[Node], relax.Expr]
@@ -34,11 +35,12 @@ def integer_operator(node: Node) -> relax.Expr:
     """What `quantized` found."""
     constants = [item for item in node.inputs if isinstance(item, tvm.ir.GenericConst)]
     inputs = node.inputs[: len(node.inputs) - len(constants)]
-    text = node.attributes["operator"]
-    text = text.decode() if isinstance(text, bytes) else text
-    operator = IntegerOperator.of_parts(text, [item.value.numpy() for item in constants])
+    arrays = [item.value.numpy() for item in constants]
+    operator = quantized.integer_operator(node.attributes, arrays)
     given = [item if isinstance(item, relax.Var) else node.emit(item) for item in inputs]
-    return integer_call(operator, given)
+    shape = operator.shape([_shape(item) for item in given])
+    dtype = "float32" if isinstance(operator, FromIntegers) else "int8"
+    return private_call(operator, given, relax.TensorType(list(shape), dtype))
 
 
 def dynamic_quantize_linear(node: Node) -> relax.Expr | None:
@@ -46,8 +48,10 @@ def dynamic_quantize_linear(node: Node) -> relax.Expr | None:
     data = _variable(node, node.inputs[0])
     if data is None or 0 in _shape(data):
         return None
-    steps = node.emit(range_call(data))
-    whole = node.emit(integers_call(data, steps))
+    shape = _shape(data)
+    spread, whole = DynamicRange(size=prod(shape)), DynamicIntegers(size=prod(shape))
+    steps = node.emit(private_call(spread, [data], relax.TensorType([2], "float32")))
+    whole = node.emit(private_call(whole, [data, steps], relax.TensorType(list(shape), "uint8")))
     scale, zero = (
         node.emit(relax.op.reshape(node.emit(relax.op.strided_slice(steps, [0], [i], [i + 1])), ()))
         for i in (0, 1)
@@ -61,9 +65,10 @@ def mat_mul_integer(node: Node) -> relax.Expr:
     weights = _narrow_weights(right, right_zero, -1)
     if weights is not None and weights[0].ndim == 2 and weights[0].shape[1] >= INT8_BLOCK:
         weight = np.ascontiguousarray(weights[0].T)[:, :, None, None]
-        sums = _sums(node, left, left_zero, weight, weights[1], in_rows=True)
+        made = (*_shape(left)[:-1], len(weight))
+        sums = _sums(node, left, left_zero, weight, weights[1], made, in_rows=True)
         if sums is not None:
-            return sums_call(sums, (*_shape(left)[:-1], len(weight)))
+            return sums
     return _summed(node, left, _as_rows(node, left_zero), right, right_zero)
 
 
@@ -85,16 +90,16 @@ def conv_integer(node: Node) -> relax.Expr:
         ]
         one = [1] * (2 - rank)
         weight = weight.reshape(*weight.shape[:2], *one, *kernel)
-        sums = _sums(node, data, data_zero, weight, zeros)
+        made = (_shape(data)[0], len(weight), *out)
+        window: dict[str, Any] = {
+            "stride": _pair(strides, 1),
+            "before": _pair(pads[:rank], 0),
+            "dilation": _pair(dilations, 1),
+            "groups": groups,
+        }
+        sums = _sums(node, data, data_zero, weight, zeros, made, **window)
         if sums is not None and min(pads) >= 0:
-            sums = replace(
-                sums,
-                stride=_pair(strides, 1),
-                before=_pair(pads[:rank], 0),
-                dilation=_pair(dilations, 1),
-                groups=groups,
-            )
-            return sums_call(sums, (_shape(data)[0], len(weight), *out))
+            return sums
     return _convolved_sums(node, data, data_zero, weights, weight_zero)
 
 
@@ -308,22 +313,38 @@ def _sums(
     zero: relax.Expr | None,
     weight: npt.NDArray[np.int8],
     weight_zero: npt.NDArray[np.int32] | None,
+    shape: Sequence[int],
     *,
     in_rows: bool = False,
-) -> Sums | None:
-    """What there are kernels for."""
-    given = _variable(node, data)
-    if given is None or str(given.ty.dtype) not in ("int8", "uint8"):
+    **window: Any,
+) -> relax.Call | None:
+    """What there are kernels for: sums of that shape."""
+    read = _variable(node, data)
+    if read is None or str(read.ty.dtype) not in ("int8", "uint8"):
         return None
     if 0 in _shape(data) or (zero is not None and np.prod(_shape(zero), dtype=int) != 1):
         return None
-    if zero is None:
-        known: relax.Var | int = 0
-    elif isinstance(zero, tvm.ir.GenericConst):
+    inputs, known = [read], 0 if zero is None else None
+    if isinstance(zero, tvm.ir.GenericConst):
         known = int(zero.value.numpy().reshape(()))
-    else:
-        known = node.emit(zero)
-    return Sums(data=given, zero=known, weight=weight, weight_zero=weight_zero, in_rows=in_rows)
+    elif zero is not None:
+        inputs.append(node.emit(zero))
+    given, made = tuple(_shape(read)), tuple(shape)
+    if in_rows:
+        given, made = (prod(given[:-1]), given[-1]), (prod(made[:-1]), made[-1])
+    elif len(given) == 3:  # a sequence is an image of one row
+        given, made = (*given[:2], 1, given[2]), (*made[:2], 1, made[2])
+    operator = DynamicSums(
+        given=given,
+        made=made,
+        dtype=str(read.ty.dtype),
+        zero=known,
+        weight=weight,
+        weight_zero=weight_zero,
+        in_rows=in_rows,
+        **window,
+    )
+    return private_call(operator, inputs, relax.TensorType(list(shape), "int32"))
 
 
 def _summed(

@@ -18,6 +18,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -29,13 +30,14 @@ from edgepack.compiler.frontend.interpolation import Form, matrix
 from edgepack.compiler.frontend.operator_form import as_pairs, is_quantized, without_axes
 from edgepack.kernels import integer
 from edgepack.kernels.integer import Array, IntegerOperator, Steps, Target
+from edgepack.kernels.record import from_parts, to_parts
 from edgepack.kernels.tiles.cpu import INT8_BLOCK
 from edgepack.model import opset_of
 from edgepack.model.index import GraphIndex
 
 # What the nodes are called that stand for them; see `operator_of`.
 NODE, DOMAIN = "IntegerOperator", "edgepack"
-_OPERATOR = "operator"
+_KIND = "kind"
 # No sum is larger than this, nor its negative.
 _MOST = 2**31 - 1
 
@@ -74,7 +76,17 @@ def _recognised(proto: onnx.ModelProto) -> Recognition:
 
 def operator_of(node: onnx.NodeProto, arrays: Sequence[Array]) -> IntegerOperator:
     """What a node `NODE` stands for, given the values of its last inputs."""
-    return IntegerOperator.of_parts(attribute(node, _OPERATOR).decode(), arrays)
+    return integer_operator(
+        {item.name: helper.get_attribute_value(item) for item in node.attribute}, arrays
+    )
+
+
+def integer_operator(attributes: Mapping[str, Any], arrays: Sequence[Array]) -> IntegerOperator:
+    """The same, of the node's attributes."""
+    name = attributes[_KIND]
+    name = name.decode() if isinstance(name, bytes) else name
+    kind = next(kind for kind in integer.KINDS if kind.__name__ == name)
+    return from_parts(kind, attributes, arrays)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,12 +344,15 @@ class Recognition:
         constants: list[onnx.TensorProto] = []
 
         def add(operator: IntegerOperator, inputs: Sequence[str], name: str, output: str) -> None:
-            text, arrays = operator.parts()
+            attributes, arrays = to_parts(operator)
             names = [f"{output}/{index}" for index in range(len(arrays))]
             constants.extend(map(numpy_helper.from_array, arrays, names))
-            node = helper.make_node(NODE, [*inputs, *names], [output], name=name, domain=DOMAIN)
-            node.attribute.append(helper.make_attribute(_OPERATOR, text))
-            made.append(node)
+            attributes |= {_KIND: type(operator).__name__}
+            made.append(
+                helper.make_node(
+                    *(NODE, [*inputs, *names], [output], name), domain=DOMAIN, **attributes
+                )
+            )
 
         for node in self.proto.graph.node:
             (output,) = list(node.output)[:1] or [""]

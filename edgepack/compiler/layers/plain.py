@@ -10,8 +10,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from edgepack.compiler.layers.sums import is_integers, is_range, sums_of
 from edgepack.compiler.layers.tensors import ValueTable, constant_of, dtype_of, shape_of
+from edgepack.compiler.private import read_private
 from edgepack.kernels.layer import (
     DynamicIntegers,
     DynamicRange,
@@ -55,50 +55,23 @@ class Read:
         )
 
 
+# Operators on integers whose scale is known only when the model runs; TVM has no code for them.
+DYNAMIC = (DynamicRange, DynamicIntegers, DynamicSums)
+
+
 def read_plain(call: relax.Call, made: Mapping[relax.Var, relax.Expr]) -> Read | None:
     """The operator of a call; None where none of `kernels.layer.Plain` describes it. `made` has the
     expressions of variables: where one is read through a transposition or a reversal, so is the
     tensor that those are of."""
-    if is_range(call):
-        (data,) = call.args[1]
-        return Read(operator=DynamicRange(size=prod(shape_of(data))), inputs=(data,))
-    if is_integers(call):
-        data, steps = call.args[1]
-        return Read(operator=DynamicIntegers(size=prod(shape_of(data))), inputs=(data, steps))
+    found = read_private(call, *DYNAMIC)
+    if found is not None:
+        return Read(operator=found[0], inputs=tuple(found[1]))
     name = call.op.name.removeprefix("relax.") if isinstance(call.op, tvm.ir.Op) else ""
-    reader = _READERS.get(name, _sums)
-    return reader(name, call, made)
+    reader = _READERS.get(name)
+    return None if reader is None else reader(name, call, made)
 
 
 _Made = Mapping[relax.Var, relax.Expr]
-
-
-def _sums(_name: str, call: relax.Call, _made: _Made) -> Read | None:
-    """Sums of integers of zero points that come at run time."""
-    sums = sums_of(call)
-    if sums is None:
-        return None
-    given, made = shape_of(sums.data), shape_of(call)
-    if sums.in_rows:
-        given, made = (prod(given[:-1]), given[-1]), (prod(made[:-1]), made[-1])
-    elif len(given) == 3:
-        given, made = (*given[:2], 1, given[2]), (*made[:2], 1, made[2])
-    zero = sums.zero
-    operator = DynamicSums(
-        given=given,
-        made=made,
-        dtype=dtype_of(sums.data),
-        zero=zero if isinstance(zero, int) else None,
-        weight=sums.weight,
-        in_rows=sums.in_rows,
-        stride=sums.stride,
-        before=sums.before,
-        dilation=sums.dilation,
-        groups=sums.groups,
-        weight_zero=sums.weight_zero,
-    )
-    inputs = (sums.data,) if isinstance(zero, int) else (sums.data, zero)
-    return Read(operator=operator, inputs=inputs)
 
 
 def _norm(name: str, call: relax.Call, _made: _Made) -> Read | None:

@@ -14,9 +14,9 @@ import tvm
 from tvm import relax
 
 from edgepack.compiler.layers.tensors import constant_of, shape_of, variables
+from edgepack.compiler.private import private_call, read_private
 from edgepack.kernels.layer import Quantized
 
-_DEQUANTIZE = "edgepack.dequantize"
 _INTEGERS = ("int8", "uint8")
 # Operators whose second argument is a weight.
 _WEIGHTED = ("relax.nn.conv2d", "relax.matmul")
@@ -78,19 +78,12 @@ def keep_integers(module: tvm.IRModule) -> tvm.IRModule:
 
 def hidden_integers(expr: relax.Expr) -> Quantized | None:
     """What `keep_integers` has put in the place of a weight, None for any other expression."""
-    if not _is(expr, "relax.call_dps_packed") or expr.args[0].global_symbol != _DEQUANTIZE:
-        return None
-    values, scale, zero_point = map(constant_of, expr.args[1])
-    assert values is not None
-    assert scale is not None
-    assert zero_point is not None
-    return Quantized(values=values, scale=scale, zero_point=zero_point)
+    found = read_private(expr, Quantized)
+    return None if found is None else found[0]
 
 
 def _hidden(weight: Quantized) -> relax.Call:
-    parts = [relax.const(part) for part in (weight.values, weight.scale, weight.zero_point)]
-    ty = relax.TensorType(list(weight.values.shape), "float32")
-    return relax.call_dps_packed(_DEQUANTIZE, parts, ty)
+    return private_call(weight, [], relax.TensorType(list(weight.values.shape), "float32"))
 
 
 def _is(expr: relax.Expr, name: str) -> bool:

@@ -15,7 +15,6 @@ import tvm
 from tvm import relax
 
 from edgepack.compiler.layers.attention import Attentions, attentions
-from edgepack.compiler.layers.integers import integer_operator
 from edgepack.compiler.layers.norms import DecomposedNorm, find_rms_norms
 from edgepack.compiler.layers.plain import Read, read_plain
 from edgepack.compiler.layers.quantized import hidden_integers
@@ -30,6 +29,7 @@ from edgepack.compiler.layers.tensors import (
     shape_of_type,
     variables,
 )
+from edgepack.compiler.private import read_private
 from edgepack.kernels import integer
 from edgepack.kernels.axis import ResizeAttributes, pad_positions
 from edgepack.kernels.layer import (
@@ -216,7 +216,7 @@ def _read(
 
 def _read_integers(value: relax.Expr) -> Read | None:
     """What an operator on integers does."""
-    found = integer_operator(value)
+    found = read_private(value, *integer.KINDS)
     if found is None:
         return None
     operator, inputs = found

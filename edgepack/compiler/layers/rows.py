@@ -16,8 +16,8 @@ from tvm import relax
 
 from edgepack.compiler.layers.fuse import MAX_STEPS, reads_start, without_first
 from edgepack.compiler.layers.plain import Read, read_plain
-from edgepack.compiler.layers.sums import sums_of
 from edgepack.compiler.layers.tensors import constant_of, shape_of, variables
+from edgepack.compiler.private import stands_for
 from edgepack.kernels.layer import DynamicSums, RowProduct
 from edgepack.kernels.tiles.expression import (
     FUNCTIONS,
@@ -86,7 +86,7 @@ def _is_product(value: relax.Expr, made: Mapping[relax.Var, relax.Expr]) -> bool
     bias: that tensor and the result lie in rows, too.
     """
     if not isinstance(value, relax.Call) or value.op != tvm.ir.Op.get("relax.matmul"):
-        return sums_of(value) is not None
+        return stands_for(value, DynamicSums)
     if str(value.ty.dtype) != "float32" or len(shape_of(value)) < 2:
         return False
     left, right = value.args

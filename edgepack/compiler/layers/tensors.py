@@ -67,14 +67,6 @@ def constant_of(expr: relax.Expr) -> np.ndarray | None:
     return expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else None
 
 
-def packed_name(expr: relax.Expr) -> str:
-    """The name of a function of ours that an expression calls, which no pass looks into; "" for
-    any other expression."""
-    call = isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op)
-    packed = call and expr.op.name == "relax.call_dps_packed"
-    return str(expr.args[0].global_symbol) if packed else ""
-
-
 def readers_of(
     bindings: Iterable[tuple[relax.Var, relax.Expr]],
 ) -> defaultdict[relax.Var, list[relax.Var]]:

@@ -19,8 +19,8 @@ from edgepack.compiler.backend.kernel import KeptFacts, Kernel
 from edgepack.compiler.backend.report import LayerReport, Stored
 from edgepack.compiler.backend.storage import joint as joint_of
 from edgepack.compiler.backend.storage import view
-from edgepack.compiler.layers import sums
-from edgepack.compiler.layers.tensors import ValueTable, packed_name, shape_of, shape_of_type
+from edgepack.compiler.layers.plain import DYNAMIC
+from edgepack.compiler.layers.tensors import ValueTable, shape_of, shape_of_type
 from edgepack.compiler.origin import origin_of
 from edgepack.compiler.place.placement import (
     JointOf,
@@ -29,6 +29,7 @@ from edgepack.compiler.place.placement import (
     ViewAt,
     place_layers,
 )
+from edgepack.compiler.private import packed_name, stands_for
 from edgepack.compiler.settings import DEFAULTS, CompileSettings
 from edgepack.kernels.key import key_of_site
 from edgepack.kernels.layer import Layer
@@ -239,8 +240,8 @@ class _Emitter:
 
     def _by_tvm(self, value: Value, expression: relax.Expr) -> relax.Expr:
         """A value computed by TVM, of tensors as the model has them."""
-        name = packed_name(expression)
-        if name in sums.NAMES:
+        if stands_for(expression, *DYNAMIC):
+            name = packed_name(expression)
             raise ValueError(f"no rule is given for {name}, which TVM has no code for")
         if _order(expression) in _TO_LAST and self._is_only_blocked(self._value(expression)):
             return self._to_channels_last(value, self._value(expression))
