@@ -2,7 +2,7 @@
 
 No clock is read: the parallel loops are taken from the kernels themselves, their work from the cost
 model, and the rules by which threads take pieces of them from the runtime's (`thread_pool.cc`,
-`backend.cc`, `compiler/backend/share.py`). The time is set against the least that the same cores
+`backend.cc`, `compiler/backend/parallel.py`). The time is set against the least that the same cores
 could take: serial parts on the first one, the rest with all of them busy to the end.
 
 Kernels are those for AVX2: what ARM's do is in assembly, which does not show how much it is.
@@ -23,7 +23,7 @@ from tvm.sym import Analyzer
 from bench.models import MODELS, get_model
 from edgepack.boards import Board, Cluster, get_board
 from edgepack.compiler import plan_model
-from edgepack.compiler.backend.share import PARTS
+from edgepack.compiler.backend.parallel import PARTS
 from edgepack.compiler.frontend.load import CheckedModel, load_model
 from edgepack.compiler.precision import Precision
 from edgepack.kernels.tiles.partition import LAUNCH_CYCLES

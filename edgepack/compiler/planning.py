@@ -15,8 +15,9 @@ from edgepack.base import apart
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.boards import Board
 from edgepack.compiler import memory
-from edgepack.compiler.backend import llvm, plan, schedule
-from edgepack.compiler.backend.plan import Lowered, LoweredBlock
+from edgepack.compiler.backend import bind, llvm, schedule
+from edgepack.compiler.backend.bind import Lowered, LoweredBlock
+from edgepack.compiler.backend.plan import Plan
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.frontend import importer, mixed, ranges
 from edgepack.compiler.frontend.float16 import widen
@@ -95,13 +96,13 @@ class Planner:
 
     def plan(
         self, choices: Choices = NO_CHOICES
-    ) -> tuple[plan.Plan, dict[str, Any], tuple[LayerReport, ...]]:
+    ) -> tuple[Plan, dict[str, Any], tuple[LayerReport, ...]]:
         """The plan, its kernels by name, and a report of each call."""
         model = self._model
         bounds = importer.bounds_of(self._imported)
         lowered = self._lowered(self._imported, replace(self._settings, choices=choices))
         apart.at("laying out its memory")
-        laid_out, kernels, reports = plan.extract_plan(lowered, model, bounds)
+        laid_out, kernels, reports = bind.extract_plan(lowered, model, bounds)
         memory.check_fits(model.path, laid_out.arena_bytes, len(laid_out.params), self._board)
         return laid_out, kernels, reports
 

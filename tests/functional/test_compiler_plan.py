@@ -15,8 +15,8 @@ import pytest
 
 from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel, compile_model, plan_model
+from edgepack.compiler.backend import place
 from edgepack.compiler.backend.arena import Block
-from edgepack.compiler.backend.plan import _PlanBuilder
 from edgepack.compiler.frontend.load import load_model
 from edgepack.flow.job import compile_job, make_job
 from edgepack.flow.project import load_project
@@ -172,9 +172,9 @@ def test_bytes_that_are_taken_too_late_are_noticed(
     def late(block: Block) -> Block:
         return replace(block, parts=tuple(replace(p, first=block.last) for p in block.parts))
 
-    made = _PlanBuilder.arena_blocks
+    made = place.arena_blocks
     monkeypatch.setattr(
-        _PlanBuilder, "arena_blocks", lambda self, roots: [late(b) for b in made(self, roots)]
+        place, "arena_blocks", lambda draft, roots: [late(b) for b in made(draft, roots)]
     )
     with pytest.raises(AssertionError):
         _u_net(tmp_path)

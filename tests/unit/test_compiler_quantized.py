@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from tvm import relax
 
 from edgepack.boards import get_board
-from edgepack.compiler.backend import plan, schedule
+from edgepack.compiler.backend import bind, schedule
 from edgepack.compiler.backend.llvm import tvm_target
 from edgepack.compiler.frontend import importer, integer_reference, quantized
 from edgepack.compiler.frontend.importer import import_model
@@ -94,10 +94,10 @@ def test_a_plan_without_rules_for_them_is_that_of_folded_weights(
 
     def made() -> tuple[str, bytes, dict[str, str]]:
         module, fast = lower.lower(import_model(model), target, model)
-        lowered = plan.Lowered(
+        lowered = bind.Lowered(
             module=schedule.schedule(module, target), library=fast.kernels, reports=fast.reports
         )
-        laid_out, kernels, reports = plan.extract_plan(lowered, model)
+        laid_out, kernels, reports = bind.extract_plan(lowered, model)
         text = laid_out.to_json(reports)
         return (
             text,

@@ -15,7 +15,7 @@ from tvm.sym import Analyzer
 
 from bench import models
 from edgepack.boards import Cluster, get_board
-from edgepack.compiler.backend import share
+from edgepack.compiler.backend import parallel
 from edgepack.compiler.backend.llvm import tvm_target
 from edgepack.compiler.backend.schedule.pieces import cut, substitute
 from edgepack.compiler.frontend import importer
@@ -97,7 +97,7 @@ def shares(turns: int, tasks: int) -> list[list[int]]:
     loop = tir.loop(
         counter, turns, tir.store(values, tir.number(0.0, "float32"), [counter]), parallel=True
     )
-    parts = share.in_parts(tir.function([values], loop)).body
+    parts = parallel.in_parts(tir.function([values], loop)).body
     assert parts.kind == tirx.ForKind.PARALLEL
     nested = isinstance(parts.body, tirx.For)
 

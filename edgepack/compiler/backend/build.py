@@ -11,7 +11,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from edgepack.base import apart
-from edgepack.compiler.backend import exact, inside, share
+from edgepack.compiler.backend import exact, inside, parallel
 from edgepack.compiler.backend.code import KeptCode, key_of
 from edgepack.compiler.backend.kernel import Kernel
 from edgepack.compiler.backend.schedule.vectors import to_loops
@@ -116,7 +116,7 @@ def _prepared(kernel: Kernel, name: str) -> tirx.PrimFunc:
     function, numbers = kernel.function, kernel.numbers
     if isinstance(function.body, s_tir.SBlockRealize):
         function = to_loops(function, numbers)
-    function = inside.guard_positions(share.in_parts(function), numbers)
+    function = inside.guard_positions(parallel.in_parts(function), numbers)
     inside.verify(function, name, numbers)
     return function.with_attr("global_symbol", name)
 

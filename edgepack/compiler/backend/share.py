@@ -1,40 +1,84 @@
-"""How cores share a parallel loop: evenly, and the same way each time.
-
-Code made by TVM learns from the runtime how many tasks there are, and gives each of them the same
-number of turns, rounded up: of 70 turns and 16 tasks the first 14 get 5 each, the last two none.
-Neighbouring tasks run on one core, so one core would have 40 turns and another one 30. Hence each
-parallel loop becomes one of PARTS turns, each with its even share of the original ones. PARTS is a
-multiple of the runtime's number of tasks (cpp_runtime/app/src/platform/tvm_ffi/backend.cc).
-
-Thus a core has the same part of every image of as many rows, and finds in its own cache what it
-wrote there.
-"""
+"""Which values share bytes: states and results of loops with what follows them, results with
+arguments that nobody reads any more."""
 
 from __future__ import annotations
 
-import tvm_ffi
-from tvm import tirx
+from collections.abc import Sequence
 
-from edgepack.compiler.backend.schedule.pieces import substitute
-from edgepack.kernels.tiles import tir
-
-PARTS = 64
+from edgepack.compiler.backend.draft import Draft
 
 
-def in_parts(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A kernel with all its parallel loops in parts."""
-    return kernel.with_body(tvm_ffi.structural_map(kernel.body, (tirx.For, _cut)))
+def put_results(
+    draft: Draft, made: Sequence[int], targets: Sequence[int], *, unread: bool = False
+) -> None:
+    """Let the results of a turn be where the next one, or what follows, finds them.
+
+    A result is computed right there if what was there is not read after that; `unread` if
+    there is nothing to be read.
+    """
+    roots = [draft.root_of(index) for index in targets]
+    read = {draft.root_of(index) for index in made}
+    held: list[tuple[int, int]] = []
+    for index, target, root in zip(made, targets, roots, strict=True):
+        source = draft.root_of(index)
+        if source == root:
+            continue
+        if source in roots:
+            # Another state as it was before this turn, and that one may be overwritten first.
+            held.append((draft.copy(index), target))
+        elif root in read or not _takes_place(draft, index, root, unread=unread):
+            held.append((index, target))
+        read.add(source)
+    for index, target in held:
+        draft.copy(index, target)
 
 
-def _cut(loop: tirx.For) -> tirx.For:
-    if loop.kind != tirx.ForKind.PARALLEL:
-        return loop
-    turns, part = int(loop.extent), tir.var("part")
-    if turns % PARTS == 0:  # tasks share these evenly as they are
-        return loop
-    first, behind = turns * part // PARTS, turns * (part + 1) // PARTS
-    # From 0 on: TVM makes it so, but forgets bounds of loops inside that depend on the counter.
-    turn = tir.var(loop.loop_var.name)
-    body = substitute(loop.body, loop.loop_var, turn + (first + loop.min))
-    each = tirx.For(turn, tir.integer(0), behind - first, tirx.ForKind.SERIAL, body)
-    return tir.loop(part, PARTS, each, parallel=True)
+def reuse_arguments(draft: Draft) -> None:
+    """Let results take the place of an argument that nobody reads any more."""
+    for now, call in enumerate(draft.calls):
+        for read, written in draft.kernels[call.kernel].facts.in_place:
+            if _may_replace(draft, now, read, written):
+                draft.move(call.args[written], draft.root_of(call.args[read]))
+
+
+def _takes_place(draft: Draft, index: int, root: int, *, unread: bool) -> bool:
+    """Let a value be computed where `root` is, if nobody reads that from then on."""
+    source, target = draft.values[draft.root_of(index)], draft.values[root]
+    free = (
+        source.data is None
+        and not source.fixed
+        and source.nbytes == draft.values[index].nbytes == target.nbytes
+        and source.first >= target.first
+        and (unread or source.first > target.last or _replaces(draft, source.root, root))
+    )
+    if free:
+        draft.move(draft.root_of(index), root)
+    return free
+
+
+def _replaces(draft: Draft, source: int, target: int) -> bool:
+    """Whether the call that makes `source` may make it where `target` is."""
+    now = draft.values[source].first
+    call = draft.calls[now]
+    return any(
+        call.args[written] == source
+        and draft.root_of(call.args[read]) == target
+        and _may_replace(draft, now, read, written)
+        for read, written in draft.kernels[call.kernel].facts.in_place
+    )
+
+
+def _may_replace(draft: Draft, now: int, read: int, written: int) -> bool:
+    """Whether a result of call `now` may lie where an argument is: nobody else reads that, then
+    or later. Both by their numbers among the arguments."""
+    call = draft.calls[now]
+    result, argument = call.args[written], draft.values[call.args[read]]
+    old = draft.values[argument.root]
+    readers = [arg for arg in call.args if draft.root_of(arg) == argument.root]
+    return (
+        draft.root_of(result) == result
+        and len(readers) == 1
+        and old.data is None
+        and old.last == now
+        and old.nbytes == argument.nbytes == draft.values[result].nbytes
+    )

@@ -12,9 +12,10 @@ from edgepack.base import apart
 from edgepack.base.errors import ModelError
 from edgepack.boards import Board
 from edgepack.compiler import memory
-from edgepack.compiler.backend import llvm, plan, schedule
+from edgepack.compiler.backend import bind, llvm, schedule
+from edgepack.compiler.backend.bind import Lowered, LoweredBlock
 from edgepack.compiler.backend.kernel import Kernel
-from edgepack.compiler.backend.plan import Lowered, LoweredBlock
+from edgepack.compiler.backend.plan import Plan
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.frontend import importer, ranges
 from edgepack.compiler.frontend.float16 import widen
@@ -38,7 +39,7 @@ class GpuModelError(ModelError):
 class GpuPlan:
     """The plan, its kernels by name, a report of each call, and TVM's target of the CPU."""
 
-    plan: plan.Plan
+    plan: Plan
     kernels: Mapping[str, Kernel]
     reports: tuple[LayerReport, ...]
     target: tvm.target.Target
@@ -80,7 +81,7 @@ def plan_model(model: CheckedModel, board: Board, gpu: Gpu, precision: Precision
     bounds = importer.bounds_of(imported)
     lowered = _lowered(imported, model, target, gpu, precision)
     apart.at("laying out its memory")
-    laid_out, kernels, reports = plan.extract_plan(lowered, model, bounds)
+    laid_out, kernels, reports = bind.extract_plan(lowered, model, bounds)
     memory.check_fits(model.path, laid_out.arena_bytes, len(laid_out.params), board)
     return GpuPlan(plan=laid_out, kernels=kernels, reports=reports, target=target)
 
