@@ -22,7 +22,7 @@ from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.frontend import importer, mixed, ranges
 from edgepack.compiler.frontend.float16 import widen
 from edgepack.compiler.frontend.load import CheckedModel
-from edgepack.compiler.frontend.quantized import Recognition
+from edgepack.compiler.frontend.qdq import Recognition
 from edgepack.compiler.place import lower
 from edgepack.compiler.place.budget import constant_bytes
 from edgepack.compiler.place.placement import place_layers

@@ -16,8 +16,8 @@ from edgepack.compiler.place.emit import LAYOUT
 from edgepack.kernels.rules import (
     dilated,
     integer_convolution,
+    integer_operators,
     integer_transposed,
-    integers,
     preactivated,
     streamed,
 )
@@ -327,7 +327,7 @@ FAMILIES = (
 # Those have tests of their own; of large images only: test_streamed.py; of windows that reach
 # far past the ends of a sequence: test_sequences.py; of plain tensors: test_products.py,
 # test_attention.py, test_compiler_vectors.py and test_integers.py.
-INTEGERS = (integer_convolution.RULE, integer_transposed.RULE, *integers.RULES)
+INTEGERS = (integer_convolution.RULE, integer_transposed.RULE, *integer_operators.RULES)
 LARGE = (streamed.RULE, preactivated.RULE)
 FAR = (dilated.RULE,)
 ROWS = tuple(rule for rule in RULES if rule.rows is not None)

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from edgepack.compiler.frontend import integer_reference
-from edgepack.compiler.frontend.quantized import NODE
+from edgepack.compiler.frontend.qdq import NODE
 from edgepack.compiler.precision import Precision
 from tests.onnx_models import Builder
 from tests.quantized_models import Chains, block, by_onnxruntime, photos

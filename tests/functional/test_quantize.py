@@ -14,7 +14,7 @@ import pytest
 
 from edgepack.cli import main
 from edgepack.compiler.frontend import integer_reference
-from edgepack.compiler.frontend.quantized import NODE
+from edgepack.compiler.frontend.qdq import NODE
 from edgepack.compiler.precision import FULL
 from edgepack.flow.project import load_project
 from edgepack.quantization.network import outputs

@@ -14,11 +14,11 @@ from tvm import relax
 from edgepack.boards import get_board
 from edgepack.compiler.backend import bind, schedule
 from edgepack.compiler.backend.llvm import tvm_target
-from edgepack.compiler.frontend import importer, integer_reference, quantized
+from edgepack.compiler.frontend import importer, integer_reference, qdq
 from edgepack.compiler.frontend.importer import import_model
 from edgepack.compiler.frontend.load import load_model
 from edgepack.compiler.layers.fuse import fuse
-from edgepack.compiler.layers.quantized import keep_integers
+from edgepack.compiler.layers.quantized_weights import keep_integers
 from edgepack.compiler.layers.read import read_layers
 from edgepack.compiler.place import lower
 from edgepack.flow.reference import run_reference
@@ -77,10 +77,10 @@ def test_pairs_and_integer_weights_are_seen_around_each_layer(
     found = [layer.operator for layer in layers if isinstance(layer.operator, Convolution)]
     for operator, values in zip(found, stored, strict=True):
         assert operator.quantized is not None
-        assert operator.quantized.values.dtype == np.int8
-        assert operator.quantized.values.shape == operator.weight.shape
-        np.testing.assert_array_equal(operator.quantized.values.reshape(values.shape), values)
-        product = operator.quantized.values.astype("float32") * operator.quantized.scale
+        assert operator.qdq.values.dtype == np.int8
+        assert operator.qdq.values.shape == operator.weight.shape
+        np.testing.assert_array_equal(operator.qdq.values.reshape(values.shape), values)
+        product = operator.qdq.values.astype("float32") * operator.qdq.scale
         np.testing.assert_array_equal(operator.weight, product)
 
 
@@ -211,7 +211,7 @@ def test_sums_of_channels_that_are_cut_off_do_not_overflow() -> None:
     total = np.array([-end, end, -end // 2, 17.0])
     factor = np.full(4, 1e-6, "float32")
     to = integer.Target(zero=-100, low=-128, high=127)
-    bounded = quantized._bounded(total, weight, factor, to)
+    bounded = qdq._bounded(total, weight, factor, to)
     assert bounded is not None
     assert list(bounded[2:]) == list(total[2:])
     x = random.choice([-128, 127], (300, 200))
@@ -223,7 +223,7 @@ def test_sums_of_channels_that_are_cut_off_do_not_overflow() -> None:
     got = to.requantised(sums.astype("int32"), factor[:, None])
     np.testing.assert_array_equal(got, (exact - 100).astype("int8"))
     # Where the result depends on the sum, there is no other bias.
-    assert quantized._bounded(total, weight, np.full(4, 1e-8, "float32"), to) is None
+    assert qdq._bounded(total, weight, np.full(4, 1e-8, "float32"), to) is None
 
 
 @pytest.mark.parametrize("nearest", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
@@ -283,7 +283,7 @@ def steps_off(path: Path, scale: float, shape: tuple[int, ...]) -> list[float]:
     whole = integer_reference.integer_model(path, proto)
     assert whole is not None
     kinds = {node.op_type for node in whole.graph.node}
-    assert kinds <= {quantized.NODE, "Identity"}
+    assert kinds <= {qdq.NODE, "Identity"}
     x = np.random.default_rng(1).normal(size=shape).astype("float32")
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -7,7 +7,7 @@ from dataclasses import replace
 import onnx
 
 from edgepack.compiler.frontend.mixed import left_in_float
-from edgepack.compiler.frontend.quantized import Recognition
+from edgepack.compiler.frontend.qdq import Recognition
 from edgepack.compiler.settings import DEFAULTS
 from edgepack.kernels.tiles.cpu import CORTEX_A53
 from tests.onnx_models import Builder

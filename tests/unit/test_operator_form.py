@@ -14,7 +14,7 @@ from onnxruntime.quantization import QuantType
 
 from edgepack.compiler.frontend import integer_reference
 from edgepack.compiler.frontend.operator_form import as_pairs
-from edgepack.compiler.frontend.quantized import NODE
+from edgepack.compiler.frontend.qdq import NODE
 from tests.quantized_models import block, by_onnxruntime, chain, photos
 
 

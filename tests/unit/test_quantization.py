@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 from edgepack.cli import main
 from edgepack.compiler.frontend import integer_reference
-from edgepack.compiler.frontend.quantized import NODE
+from edgepack.compiler.frontend.qdq import NODE
 from edgepack.quantization import mixed
 from edgepack.quantization.biases import correct_biases
 from edgepack.quantization.equalise import equalise_channels

@@ -38,7 +38,7 @@ from edgepack.compiler.frontend.folding import FoldByNumpy, fold, fold_by_refere
 from edgepack.compiler.frontend.load import CheckedModel
 from edgepack.compiler.frontend.narrow_floats import check_narrow_floats
 from edgepack.compiler.frontend.operators import OPERATORS, Operator, check_operators
-from edgepack.compiler.frontend.quantized import Recognition, with_integers
+from edgepack.compiler.frontend.qdq import Recognition, with_integers
 from edgepack.compiler.frontend.scattering import with_parts, with_windows
 from edgepack.compiler.frontend.volumes import with_images
 from edgepack.compiler.origin import mark, origin_of
@@ -112,7 +112,7 @@ def prepare_model(
     """A model of `CheckedModel.expanded` as it is imported.
 
     Constants are folded, loops and branches are nodes of `blocks`, and quantised operators are
-    those of `quantized`, but for what `leave` says: a model with blocks has none. `around` is for
+    those of `qdq`, but for what `leave` says: a model with blocks has none. `around` is for
     the body of one.
     """
     try:

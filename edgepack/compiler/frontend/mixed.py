@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edgepack.base.minimum_cut import MinimumCut
-from edgepack.compiler.frontend.quantized import Recognition, Taken
+from edgepack.compiler.frontend.qdq import Recognition, Taken
 from edgepack.compiler.settings import CompileSettings
 from edgepack.kernels import integer
 from edgepack.kernels.choices import FRESH, Ranked, Way

@@ -2,7 +2,7 @@
 
     x -> QLinearConv -> y    is    x -> DequantizeLinear -> Conv -> QuantizeLinear -> y
 
-so that `quantized` has one form to know. That holds as far as its operators on integers take their
+so that `qdq` has one form to know. That holds as far as its operators on integers take their
 place: sums of numbers are not those of integers to the bit. All other nodes stay as they are, and
 read the same integers as before.
 """

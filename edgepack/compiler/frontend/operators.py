@@ -23,10 +23,10 @@ from edgepack.compiler.frontend import (
     control,
     conversions,
     forms,
-    integers,
-    machines,
+    linear_models,
     narrow_floats,
     nonfinite,
+    quantized_by_definition,
     recurrent,
     reductions,
     scattering,
@@ -177,7 +177,7 @@ OPERATORS: Mapping[str, Operator] = {
     "Col2Im": Operator(convert=windows.col2im),
     "Compress": _BOUNDED,
     "Conv": Operator(refused=_LARGER_WINDOW),
-    "ConvInteger": Operator(convert=integers.conv_integer, refused=_LARGER_WINDOW),
+    "ConvInteger": Operator(convert=quantized_by_definition.conv_integer, refused=_LARGER_WINDOW),
     "ConvTranspose": Operator(convert=conversions.conv_transpose),
     "CumProd": Operator(convert=conversions.cum_prod),
     "DFT": Operator(convert=signals.dft),
@@ -191,7 +191,7 @@ OPERATORS: Mapping[str, Operator] = {
         refused=(Refusal(*_TRAINING, forms.dropout_trains),),
     ),
     "DynamicQuantizeLSTM": Operator(domain=_MICROSOFT, convert=recurrent.dynamic_lstm),
-    "DynamicQuantizeLinear": Operator(convert=integers.dynamic_quantize_linear),
+    "DynamicQuantizeLinear": Operator(convert=quantized_by_definition.dynamic_quantize_linear),
     "Einsum": Operator(
         refused=(
             Refusal(
@@ -219,7 +219,7 @@ OPERATORS: Mapping[str, Operator] = {
     "GroupNormalization": Operator(define=lambda _: True),
     "If": _BLOCK,
     "Imputer": Operator(domain=_CLASSIC, convert=classic.imputer),
-    "IntegerOperator": Operator(domain=DOMAIN, convert=integers.integer_operator),
+    "IntegerOperator": Operator(domain=DOMAIN, convert=quantized_by_definition.integer_operator),
     "IsInf": Operator(convert=conversions.is_inf),
     "LRN": Operator(convert=windows.local_response_normalization),
     "LSTM": Operator(convert=recurrent.lstm),
@@ -228,12 +228,12 @@ OPERATORS: Mapping[str, Operator] = {
     "LayerNormalization": Operator(
         define=lambda node: len(node.output) > 1, convert=arithmetic.layer_normalization
     ),
-    "LinearClassifier": Operator(domain=_CLASSIC, convert=machines.linear_classifier),
-    "LinearRegressor": Operator(domain=_CLASSIC, convert=machines.linear_regressor),
+    "LinearClassifier": Operator(domain=_CLASSIC, convert=linear_models.linear_classifier),
+    "LinearRegressor": Operator(domain=_CLASSIC, convert=linear_models.linear_regressor),
     "Loop": _BLOCK,
     "LpNormalization": Operator(convert=conversions.lp_normalization),
     "LpPool": Operator(refused=_LARGER_WINDOW),
-    "MatMulInteger": Operator(convert=integers.mat_mul_integer),
+    "MatMulInteger": Operator(convert=quantized_by_definition.mat_mul_integer),
     "MatMulInteger16": Operator(domain=_MICROSOFT),
     "Max": Operator(convert=arithmetic.extreme_of(relax.op.maximum)),
     "MaxPool": Operator(convert=windows.max_pool, refused=_LARGER_WINDOW),
@@ -260,28 +260,37 @@ OPERATORS: Mapping[str, Operator] = {
         "export the model without past and present, and with a mask of [batch, length]",
         _MICROSOFT,
     ),
-    "QGemm": Operator(domain=_MICROSOFT, convert=integers.q_gemm),
-    "QLinearAdd": Operator(domain=_MICROSOFT, convert=integers.q_linear_of_two(relax.op.add)),
-    "QLinearAveragePool": Operator(
-        domain=_MICROSOFT, convert=integers.q_linear_of_one(integers.average_pool)
+    "QGemm": Operator(domain=_MICROSOFT, convert=quantized_by_definition.q_gemm),
+    "QLinearAdd": Operator(
+        domain=_MICROSOFT, convert=quantized_by_definition.q_linear_of_two(relax.op.add)
     ),
-    "QLinearConcat": Operator(domain=_MICROSOFT, convert=integers.q_linear_concat),
-    "QLinearConv": Operator(convert=integers.q_linear_conv, refused=_LARGER_WINDOW),
+    "QLinearAveragePool": Operator(
+        domain=_MICROSOFT,
+        convert=quantized_by_definition.q_linear_of_one(quantized_by_definition.average_pool),
+    ),
+    "QLinearConcat": Operator(domain=_MICROSOFT, convert=quantized_by_definition.q_linear_concat),
+    "QLinearConv": Operator(convert=quantized_by_definition.q_linear_conv, refused=_LARGER_WINDOW),
     "QLinearGlobalAveragePool": Operator(
-        domain=_MICROSOFT, convert=integers.q_linear_of_one(integers.global_average)
+        domain=_MICROSOFT,
+        convert=quantized_by_definition.q_linear_of_one(quantized_by_definition.global_average),
     ),
     "QLinearLeakyRelu": Operator(
-        domain=_MICROSOFT, convert=integers.q_linear_of_one(integers.leaky_relu)
+        domain=_MICROSOFT,
+        convert=quantized_by_definition.q_linear_of_one(quantized_by_definition.leaky_relu),
     ),
-    "QLinearMatMul": Operator(convert=integers.q_linear_mat_mul),
-    "QLinearMul": Operator(domain=_MICROSOFT, convert=integers.q_linear_of_two(relax.op.multiply)),
+    "QLinearMatMul": Operator(convert=quantized_by_definition.q_linear_mat_mul),
+    "QLinearMul": Operator(
+        domain=_MICROSOFT, convert=quantized_by_definition.q_linear_of_two(relax.op.multiply)
+    ),
     "QLinearSigmoid": Operator(
-        domain=_MICROSOFT, convert=integers.q_linear_of_one(integers.sigmoid)
+        domain=_MICROSOFT,
+        convert=quantized_by_definition.q_linear_of_one(quantized_by_definition.sigmoid),
     ),
     "QLinearSoftmax": Operator(
-        domain=_MICROSOFT, convert=integers.q_linear_of_one(integers.softmax)
+        domain=_MICROSOFT,
+        convert=quantized_by_definition.q_linear_of_one(quantized_by_definition.softmax),
     ),
-    "QLinearWhere": Operator(domain=_MICROSOFT, convert=integers.q_linear_where),
+    "QLinearWhere": Operator(domain=_MICROSOFT, convert=quantized_by_definition.q_linear_where),
     "QuantizeLinear": Operator(convert=conversions.quantize_linear),
     "RMSNormalization": Operator(convert=arithmetic.rms_normalization),
     "RNN": Operator(convert=recurrent.rnn),
@@ -320,8 +329,8 @@ OPERATORS: Mapping[str, Operator] = {
         ),
     ),
     "STFT": Operator(convert=signals.stft),
-    "SVMClassifier": Operator(domain=_CLASSIC, convert=machines.svm_classifier),
-    "SVMRegressor": Operator(domain=_CLASSIC, convert=machines.svm_regressor),
+    "SVMClassifier": Operator(domain=_CLASSIC, convert=linear_models.svm_classifier),
+    "SVMRegressor": Operator(domain=_CLASSIC, convert=linear_models.svm_regressor),
     "Scaler": Operator(domain=_CLASSIC, convert=classic.scaler),
     "Scan": _BLOCK,
     "Scatter": Operator(convert=scattering.scatter_elements),

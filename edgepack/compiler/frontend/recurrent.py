@@ -10,8 +10,8 @@ from tvm import relax
 
 from edgepack.compiler.errors import UnsupportedFormError
 from edgepack.compiler.frontend.conversions import Node
-from edgepack.compiler.frontend.integers import dynamic_quantize_linear
 from edgepack.compiler.frontend.positions import Reach
+from edgepack.compiler.frontend.quantized_by_definition import dynamic_quantize_linear
 from edgepack.kernels.whole.recurrent import Activation, Recurrent, activation
 
 # Activations of one direction where the node names none.

@@ -20,7 +20,7 @@ from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.frontend import importer, ranges
 from edgepack.compiler.frontend.float16 import widen
 from edgepack.compiler.frontend.load import CheckedModel
-from edgepack.compiler.frontend.quantized import Recognition
+from edgepack.compiler.frontend.qdq import Recognition
 from edgepack.compiler.gpu import lower as gpu_lower
 from edgepack.compiler.gpu.dialect import CUDA, whole_text
 from edgepack.compiler.gpu.kernel import DeviceKernel

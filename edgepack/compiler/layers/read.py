@@ -17,7 +17,7 @@ from tvm import relax
 from edgepack.compiler.layers.attention import Attentions, attentions
 from edgepack.compiler.layers.norms import DecomposedNorm, find_rms_norms
 from edgepack.compiler.layers.plain import Read, read_plain
-from edgepack.compiler.layers.quantized import hidden_integers
+from edgepack.compiler.layers.quantized_weights import hidden_integers
 from edgepack.compiler.layers.rows import RowChain, row_chains
 from edgepack.compiler.layers.tensors import (
     ValueTable,

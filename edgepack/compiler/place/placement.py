@@ -20,10 +20,10 @@ from edgepack.compiler.layers.read import Reading, read_layers
 from edgepack.compiler.layers.tensors import ValueTable, variables
 from edgepack.compiler.layers.turn import Turned, turn
 from edgepack.compiler.place import budget
+from edgepack.compiler.place.channel_parts import with_parts
 from edgepack.compiler.place.headroom import Headroom, lanes_of_joints, with_less
 from edgepack.compiler.place.limits import with_small_tiles
 from edgepack.compiler.place.order import as_late_as_possible
-from edgepack.compiler.place.parts import with_parts
 from edgepack.compiler.place.rows import rule_of_rows, with_results_in_queries
 from edgepack.compiler.place.streams import in_rows_where_faster, with_streams
 from edgepack.compiler.precision import Precision, misfit

@@ -17,7 +17,7 @@ import tvm
 from tvm import relax
 
 from edgepack.compiler.errors import UnsupportedFormError
-from edgepack.compiler.frontend import quantized
+from edgepack.compiler.frontend import qdq
 from edgepack.compiler.frontend.conversions import Node
 from edgepack.compiler.private import private_call
 from edgepack.kernels.integer import FromIntegers
@@ -32,11 +32,11 @@ _FARTHEST = 255
 
 
 def integer_operator(node: Node) -> relax.Expr:
-    """What `quantized` found."""
+    """What `qdq` found."""
     constants = [item for item in node.inputs if isinstance(item, tvm.ir.GenericConst)]
     inputs = node.inputs[: len(node.inputs) - len(constants)]
     arrays = [item.value.numpy() for item in constants]
-    operator = quantized.integer_operator(node.attributes, arrays)
+    operator = qdq.integer_operator(node.attributes, arrays)
     given = [item if isinstance(item, relax.Var) else node.emit(item) for item in inputs]
     shape = operator.shape([_shape(item) for item in given])
     dtype = "float32" if isinstance(operator, FromIntegers) else "int8"
