@@ -58,10 +58,10 @@ def signature_of(layer: Layer) -> str:
         words.append(f"groups={operator.groups}")
     if layer.weights != layer.element:
         words.append(f"weights={layer.weights}")
-    if layer.most_results is not None:
-        words.append(f"winograd={layer.most_results}")
-    if layer.room is not None:
-        words.append(f"scratch={layer.room}")
+    if layer.limits.most_results is not None:
+        words.append(f"winograd={layer.limits.most_results}")
+    if layer.limits.room is not None:
+        words.append(f"scratch={layer.limits.room}")
     if layer.expression:
         words.append(",".join(map(_operation, layer.expression)))
     return " ".join(words)
@@ -69,8 +69,8 @@ def signature_of(layer: Layer) -> str:
 
 def _of_rows(layer: Layer) -> str:
     kind, *words = _ROWS[type(layer.operator)](layer.operator)
-    if layer.room is not None:
-        words.append(f"scratch={layer.room}")
+    if layer.limits.room is not None:
+        words.append(f"scratch={layer.limits.room}")
     if layer.expression:
         words.append(",".join(map(_operation, layer.expression)))
     return " ".join([kind, str(layer.element), *words])

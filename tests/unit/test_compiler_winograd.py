@@ -247,8 +247,8 @@ def test_halves_take_the_tiles_that_their_accuracy_allows() -> None:
     half = replace(layer(256, 256, 14), element=FLOAT16, weights=FLOAT16)
     assert winograd.RULE.takes(half, cpu)
     assert winograd.plan(half, cpu).results == 4
-    assert winograd.plan(replace(half, most_results=2), cpu).results == 2
-    assert not winograd.RULE.takes(replace(half, most_results=0), cpu)
+    assert winograd.plan(half.within(most_results=2), cpu).results == 2
+    assert not winograd.RULE.takes(half.within(most_results=0), cpu)
     assert not winograd.rule([6], always=True).takes(half, cpu)
     # Two bytes a weight: 36 positions instead of 9, and biases.
     assert winograd.RULE.forms is not None

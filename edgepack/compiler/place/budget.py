@@ -101,7 +101,7 @@ def forms_within(
             continue
         found = list(filter(_is_stored, found))
         if room is not None and isinstance(layer.operator, Convolution):
-            told = rule.forms(replace(layer, room=min(map(room, group))), cpu)
+            told = rule.forms(layer.within(room=min(map(room, group))), cpu)
             found += itertools.filterfalse(_is_stored, told)
         weights += sum(map(_plain_bytes, group))
         # One kernel for all of them.

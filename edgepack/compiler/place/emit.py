@@ -286,7 +286,7 @@ class _Emitter:
                 rule=rule,
                 shape=shown,
                 dtype=dtype,
-                exact=layer.exact if layer else "",
+                exact=layer.limits.exact if layer else "",
                 tile=kernel.tile,
                 macs=kernel.macs,
                 cycles=kernel.cycles,
@@ -298,8 +298,8 @@ class _Emitter:
                 result=len(given),
                 stored=stored,
                 signature=signature_of(layer) if layer else "",
-                most_results=layer.most_results if layer else None,
-                limited=layer.limited if layer else "",
+                most_results=layer.limits.most_results if layer else None,
+                limited=layer.limits.reason if layer else "",
             )
         )
         return self.builder.emit(call)

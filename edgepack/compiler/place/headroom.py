@@ -107,7 +107,7 @@ class Headroom:
         """The layer; an attention with its room: it is hardly slower with little."""
         if not isinstance(layer.operator, Attention):
             return layer
-        return replace(layer, room=self.left(layer, _SHARES[0]))
+        return layer.within(room=self.left(layer, _SHARES[0]))
 
     def of_both(self, first: Layer, layer: Layer) -> int:
         """The same for one kernel of a layer and the one before it, whose result is nowhere as a
@@ -300,7 +300,7 @@ def with_less(
         less = found.get(signature_of(layer)) if isinstance(layer.operator, Convolution) else None
         if less is None:
             return layer
-        told = replace(layer, room=less.room)
+        told = layer.within(room=less.room)
         forms[signature_of(told)] = less.form.choice
         return told
 
@@ -359,7 +359,7 @@ def _less(
         return None
 
     def within(bytes_: int) -> _Less:
-        able = _forms(replace(layer, room=bytes_), cpu, rules)
+        able = _forms(layer.within(room=bytes_), cpu, rules)
         others = (form for form in able if form.more_bytes <= max(0, taken.more_bytes))
         form = min(others, key=lambda form: form.cycles)
         return _Less(room=bytes_, form=form, lost=len(group) * (form.cycles - taken.cycles))
@@ -370,7 +370,7 @@ def _less(
 
 def _forms(layer: Layer, cpu: CpuModel, rules: Collection[Rule]) -> Iterator[Ranked]:
     """The forms of a layer by the first rule that has some and would take it, room or none."""
-    free = replace(layer, room=None)
+    free = replace(layer, limits=replace(layer.limits, room=None))
     rule = next((rule for rule in rules if rule.takes(free, cpu)), None)
     if rule is not None and rule.forms is not None:
         yield from rule.forms(layer, cpu)
@@ -394,7 +394,7 @@ def fastest(
     """Cycles of the convolutions among some layers, each by its fastest form for which there is
     `room`; None: by any."""
     told = (
-        replace(layer, room=room.of(layer) if room is not None else None)
+        layer if room is None else layer.within(room=room.of(layer))
         for layer in layers
         if isinstance(layer.operator, Convolution)
     )

@@ -9,7 +9,6 @@ bounds it before: preprocessing, a type of 8 bits, or a layer such as Clip or Si
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from edgepack.compiler.precision import Precision
 from edgepack.kernels.layer import (
@@ -97,13 +96,11 @@ class _Sources:
         if not isinstance(layer.operator, Convolution):
             return layer
         if precision.is_direct(layer.nodes):
-            return replace(layer, most_results=0, limited="[compile] exact")
+            return layer.within(most_results=0, reason="[compile] exact")
         source = self._names.get(layer.inputs[0])
         if source is None or _largest_tile(layer) <= UNBOUNDED:
             return layer
-        return replace(
-            layer, most_results=UNBOUNDED, limited=f"nothing bounds the input '{source}'"
-        )
+        return layer.within(most_results=UNBOUNDED, reason=f"nothing bounds the input '{source}'")
 
     def _follow(self, layer: Layer) -> None:
         """Note what a layer's results are as large as."""

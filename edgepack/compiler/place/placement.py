@@ -391,7 +391,7 @@ def _with_precision(
         return layer
     if not precision.is_half:
         why = _reason(layer, precision.floats or {})
-        return replace(layer, exact=why) if why else layer
+        return layer.within(exact=why)
     element = FLOAT16 if halves else FLOAT32
     why = ""
     if isinstance(operator, Convolution | RowProduct):
@@ -401,12 +401,13 @@ def _with_precision(
     if element == FLOAT16:
         why = why or _reason(layer, precision.exact)
     if why:
-        return replace(layer, exact=why)
+        return layer.within(exact=why)
     if of_rows:
         half = replace(layer, element=element, weights=element)
         return layer if rule_of_rows(half, rules, cpu) is None else half
     most = _told(layer, precision.winograd) if halves else None
-    return replace(layer, element=element, weights=FLOAT16, most_results=most)
+    made = replace(layer, element=element, weights=FLOAT16)
+    return made.within(most_results=most)
 
 
 # Layers of rows that have kernels in half precision.

@@ -29,7 +29,7 @@ def in_rows_where_faster(
         both = _together(first, layer)
         return any(pairing.instead(both, cpu) for pairing in pairings.values())
 
-    return [replace(layer, most_results=0) if is_marked(layer) else layer for layer in layers]
+    return [layer.within(most_results=0) if is_marked(layer) else layer for layer in layers]
 
 
 def _pairings(rules: Sequence[Rule]) -> dict[str, Pairing]:

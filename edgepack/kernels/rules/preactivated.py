@@ -107,8 +107,8 @@ def within(pair: Layer, room: int, cpu: CpuModel) -> Layer:
     assert isinstance(operator, Streamed)
     between = image_of(operator.first, cpu)
     cycles = _cycles(operator.first, replace(pair, operator=operator.reader), cpu)
-    limited = replace(pair, room=room)
-    free, less = (_bands(between, cycles, cpu, layer.room) for layer in (pair, limited))
+    limited = pair.within(room=room)
+    free, less = (_bands(between, cycles, cpu, layer.limits.room) for layer in (pair, limited))
     return pair if free == less else limited
 
 
@@ -128,7 +128,7 @@ def make(site: LayerSite) -> LayerKernel:
     given, output = site.inputs[0], site.output
     between = image_of(first, cpu)
     reader = replace(layer, operator=operator.reader)
-    shares = _bands(between, _cycles(first, reader, cpu), cpu, layer.room)
+    shares = _bands(between, _cycles(first, reader, cpu), cpu, layer.limits.room)
     assert shares is not None
     weight = convolution.dense_weight(operator.reader, 1)
     shape = Shape.of(weight, between, output)

@@ -83,7 +83,7 @@ def within(pair: Layer, room: int, cpu: CpuModel) -> Layer:
     """Such a pair, told of its room where it would take more, and takes less without being much
     slower, or is possible with less only: then there are more tiles to choose from."""
     first, layer = _parts(pair)
-    limited = replace(pair, room=room)
+    limited = pair.within(room=room)
     free, less = (_chosen(first, item, cpu, None) for item in (layer, _parts(limited)[1]))
     if free is None or less is None:
         return limited if free is None else pair
@@ -108,7 +108,7 @@ def takes_pair(pair: Pair, cpu: CpuModel) -> bool:
     if is_faster(pair.both, cpu):
         return can_take(pair.both, cpu)
     room = pair.short()
-    return room is not None and can_take(replace(pair.both, room=room), cpu)
+    return room is not None and can_take(pair.both.within(room=room), cpu)
 
 
 def _has_groups(layer: Layer, rule: Rule | None) -> bool:
@@ -224,7 +224,7 @@ def _chosen(first: Layer, layer: Layer, cpu: CpuModel, choice: Way | None) -> _P
     tiles = _tiles(first, layer, cpu)
     wanted = choice.tile if choice else None
     named = (tile for tile in tiles if (tile.pixels, tile.vectors) == wanted)
-    others = tiles[:1] if layer.room is None else tiles
+    others = tiles[:1] if layer.limits.room is None else tiles
     found = (_partition(first, layer, cpu, tile) for tile in (*named, *others))
     return next((item for item in found if item is not None), None)
 
@@ -258,7 +258,7 @@ def _partition(first: Layer, layer: Layer, cpu: CpuModel, tile: RegisterTile) ->
                 held=held,
                 kept=kept,
             )
-            if layer.room is None or found.scratch_bytes(between) <= layer.room:
+            if layer.limits.room is None or found.scratch_bytes(between) <= layer.limits.room:
                 return found
     return None
 

@@ -228,7 +228,7 @@ def _grids(layer: Layer, form: toom_cook.TileForm) -> Iterator[TileGrid]:
     """Ways to cut tiles into chunks: some whole rows, or a part of one, of at least `_FEWEST`
     tiles; all as even as can be."""
     _, _, height, width = extent(layer.output)
-    fewest = _FEWEST if layer.room is None else _FEWEST // 2
+    fewest = _FEWEST if layer.limits.room is None else _FEWEST // 2
     rows, columns = -(-height // form.down.results), -(-width // form.across.results)
     last = height - (rows - 1) * form.down.results, width - (columns - 1) * form.across.results
     for parts in range(1, rows + 1):
@@ -270,7 +270,7 @@ def _held(layer: Layer, cpu: CpuModel, results: int, *, fresh: bool) -> Iterator
     for grid in set(_grids(layer, form)):
         in_cache = _scratch_bytes(channels, form, grid.tiles) <= cpu.l2_bytes
         scratch = all_bytes(layer, form, grid, cpu, fresh=fresh)
-        in_room = layer.room is None or scratch <= layer.room
+        in_room = layer.limits.room is None or scratch <= layer.limits.room
         if in_room and (in_cache or grid.tiles <= _FEW_TILES):
             yield grid
 
@@ -318,7 +318,8 @@ def shares_chunks(layer: Layer, form: toom_cook.TileForm, grid: TileGrid, cpu: C
     """Whether the cores share the chunks, each with scratch memory of its own, for which there is
     room: where they come out more even than with the work of each stage."""
     channels, workers = channels_of(layer, cpu), cpu.cores
-    if layer.room is not None and workers * _bytes_of_core(channels, form, grid) > layer.room:
+    room = layer.limits.room
+    if room is not None and workers * _bytes_of_core(channels, form, grid) > room:
         return False
     stages = (channels.in_blocks * form.parts, form.products, channels.out_blocks)
     by_stages = min(busy(items, workers) for items in stages)
@@ -360,7 +361,7 @@ def _asked(layer: Layer) -> tuple[object, ...]:
     operator = layer.operator
     assert isinstance(operator, Convolution)
     extents = extent(layer.inputs[0]), extent(layer.output)
-    return *extents, operator.kernel, operator.stride, layer.element, layer.room
+    return *extents, operator.kernel, operator.stride, layer.element, layer.limits.room
 
 
 def _cheapest(
@@ -531,7 +532,7 @@ def forms_of(layer: Layer) -> dict[int, toom_cook.TileForm]:
 
 def allowed_sizes(layer: Layer, sizes: Collection[int]) -> list[int]:
     """Those of `sizes` that the layer's elements and its numbers allow."""
-    forms, most = forms_of(layer), layer.most_results
+    forms, most = forms_of(layer), layer.limits.most_results
     return [size for size in sizes if size in forms and (most is None or size <= most)]
 
 
