@@ -17,7 +17,7 @@ from functools import cache
 import numpy as np
 
 from edgepack.kernels.choices import maker
-from edgepack.kernels.layer import Convolution, Layer, Limits, Norm, RowProduct
+from edgepack.kernels.layer import Convolution, Layer, LayerLimits, Norm, RowProduct
 from edgepack.kernels.rules.rule import LayerSite, RowsSite, Rule
 from edgepack.kernels.rules.table import RULES
 from edgepack.kernels.value import Value
@@ -30,7 +30,7 @@ _WEIGHTS: Mapping[type, tuple[str, ...]] = {
     RowProduct: ("weight", "bias"),
 }
 # What no rule looks at: where a layer came from, and words for people.
-_UNSEEN: Mapping[type, tuple[str, ...]] = {Layer: ("computes",), Limits: ("exact", "reason")}
+_UNSEEN: Mapping[type, tuple[str, ...]] = {Layer: ("computes",), LayerLimits: ("exact", "reason")}
 
 
 def key_of_site(rule: Rule, site: LayerSite | RowsSite) -> str:

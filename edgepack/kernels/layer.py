@@ -391,7 +391,7 @@ Operator = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class LayerLimits:
     """What was decided of how a layer may be made; None says nothing.
 
     Winograd's algorithm makes at most `most_results` results of a tile in each direction, for more
@@ -406,7 +406,7 @@ class Limits:
     exact: str = ""
 
 
-FREE = Limits()
+FREE = LayerLimits()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -431,7 +431,7 @@ class Layer:
     element: Element = FLOAT32
     reads: Element | None = None
     weights: Element = FLOAT32
-    limits: Limits = FREE
+    limits: LayerLimits = FREE
     computes: tuple[Value, ...] = field(default=(), repr=False)
 
     def within(
@@ -444,7 +444,7 @@ class Layer:
     ) -> Layer:
         """The same layer with more limits; what is not given stays as it is."""
         old = self.limits
-        limits = Limits(
+        limits = LayerLimits(
             most_results=old.most_results if most_results is None else most_results,
             reason=reason or old.reason,
             room=old.room if room is None else room,

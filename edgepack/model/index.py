@@ -64,8 +64,13 @@ class GraphIndex:
 
     @cached_property
     def results(self) -> dict[str, onnx.ValueInfoProto]:
-        """What is said of the tensors that nodes make."""
-        return {value.name: value for value in self._graph.value_info} | self.outputs
+        """What is said of the tensors that nodes make; of an output that is said twice, what says
+        more of its shape."""
+        said = {value.name: value for value in self._graph.value_info}
+        for name, value in self.outputs.items():
+            if name not in said or _fixed(said[name]) <= _fixed(value):
+                said[name] = value
+        return said
 
     @cached_property
     def infos(self) -> dict[str, onnx.ValueInfoProto]:
@@ -77,3 +82,11 @@ class GraphIndex:
         """The element types that are said, as `onnx.TensorProto.DataType`; 0 where none is."""
         said = {name: value.type.tensor_type.elem_type for name, value in self.infos.items()}
         return said | {name: tensor.data_type for name, tensor in self.constants.items()}
+
+
+def _fixed(value: onnx.ValueInfoProto) -> int:
+    """How much is said of a tensor's shape: 0 if not even its rank is."""
+    shape = value.type.tensor_type.shape
+    if not value.type.tensor_type.HasField("shape"):
+        return 0
+    return 1 + sum(1 for dim in shape.dim if dim.HasField("dim_value"))

@@ -14,7 +14,7 @@ import tvm
 from tvm import relax, tirx
 
 from edgepack.compiler.backend import storage
-from edgepack.compiler.backend.draft import Draft
+from edgepack.compiler.backend.draft import PlanDraft
 from edgepack.compiler.backend.kernel import Kernel
 from edgepack.compiler.backend.place import place_values
 from edgepack.compiler.backend.plan import (
@@ -101,7 +101,7 @@ def _generic(plan: Plan, call: Call) -> LayerReport:
 class _Binder:
     def __init__(self, lowered: Lowered, model: LoadedModel) -> None:
         self.model = model
-        self.draft = Draft(model.path)
+        self.draft = PlanDraft(model.path)
         self.blocks: list[PlanBlock] = []
         self.depth = 0
         self.enter(lowered)

@@ -46,7 +46,7 @@ class PlanValue:
         )
 
 
-class Draft:
+class PlanDraft:
     """The values and the calls so far of the plan of the model at `path`; of each call there is a
     report, or None."""
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgepack.compiler.backend.arena import Block, ByteRange, align, allocate
-from edgepack.compiler.backend.draft import Draft, bytes_of
+from edgepack.compiler.backend.draft import PlanDraft, bytes_of
 
 
-def place_values(draft: Draft) -> tuple[dict[int, int], int, bytearray]:
+def place_values(draft: PlanDraft) -> tuple[dict[int, int], int, bytearray]:
     """Offsets of the root values, the arena's size, and the parameter file."""
     roots = [i for i, value in enumerate(draft.values) if value.root == i and value.data is None]
     offsets, arena_bytes = allocate(arena_blocks(draft, roots))
@@ -29,7 +29,7 @@ def place_values(draft: Draft) -> tuple[dict[int, int], int, bytearray]:
     return places, arena_bytes, params
 
 
-def arena_blocks(draft: Draft, roots: Sequence[int]) -> list[Block]:
+def arena_blocks(draft: PlanDraft, roots: Sequence[int]) -> list[Block]:
     """What the arena is made of. The bytes of a joint's parts are in use from the calls on that
     write them; what lies there later (a result in place) changes nothing of that."""
     parts: dict[int, list[ByteRange]] = {root: [] for root in roots if draft.values[root].joined}

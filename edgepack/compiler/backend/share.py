@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgepack.compiler.backend.draft import Draft
+from edgepack.compiler.backend.draft import PlanDraft
 
 
 def put_results(
-    draft: Draft, made: Sequence[int], targets: Sequence[int], *, unread: bool = False
+    draft: PlanDraft, made: Sequence[int], targets: Sequence[int], *, unread: bool = False
 ) -> None:
     """Let the results of a turn be where the next one, or what follows, finds them.
 
@@ -33,7 +33,7 @@ def put_results(
         draft.copy(index, target)
 
 
-def reuse_arguments(draft: Draft) -> None:
+def reuse_arguments(draft: PlanDraft) -> None:
     """Let results take the place of an argument that nobody reads any more."""
     for now, call in enumerate(draft.calls):
         for read, written in draft.kernels[call.kernel].facts.in_place:
@@ -41,7 +41,7 @@ def reuse_arguments(draft: Draft) -> None:
                 draft.move(call.args[written], draft.root_of(call.args[read]))
 
 
-def _takes_place(draft: Draft, index: int, root: int, *, unread: bool) -> bool:
+def _takes_place(draft: PlanDraft, index: int, root: int, *, unread: bool) -> bool:
     """Let a value be computed where `root` is, if nobody reads that from then on."""
     source, target = draft.values[draft.root_of(index)], draft.values[root]
     free = (
@@ -56,7 +56,7 @@ def _takes_place(draft: Draft, index: int, root: int, *, unread: bool) -> bool:
     return free
 
 
-def _replaces(draft: Draft, source: int, target: int) -> bool:
+def _replaces(draft: PlanDraft, source: int, target: int) -> bool:
     """Whether the call that makes `source` may make it where `target` is."""
     now = draft.values[source].first
     call = draft.calls[now]
@@ -68,7 +68,7 @@ def _replaces(draft: Draft, source: int, target: int) -> bool:
     )
 
 
-def _may_replace(draft: Draft, now: int, read: int, written: int) -> bool:
+def _may_replace(draft: PlanDraft, now: int, read: int, written: int) -> bool:
     """Whether a result of call `now` may lie where an argument is: nobody else reads that, then
     or later. Both by their numbers among the arguments."""
     call = draft.calls[now]
