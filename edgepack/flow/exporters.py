@@ -226,16 +226,22 @@ def _key_points(metadata: Mapping[str, str]) -> tuple[dict[str, Any], int] | Non
     return {"points": points} | ({"point_size": 2} if size == 2 else {}), points * size
 
 
-_LABELS = ("names", "labels", "classes", "class_names", "classnames", "class_labels")
+_LABELS = (
+    *("names", "labels", "classes", "class_names", "classnames", "class_labels", "label_names"),
+    *("categories", "category_names", "id2label", "label2id", "idx_to_class", "class_to_idx"),
+)
+_PIXELS = (("mean", "std"), ("image_mean", "image_std"), ("pixel_mean", "pixel_std"))
+_MOST_LETTERS = 60  # of a label in a line of several
 
 
 def _said_plainly(metadata: Mapping[str, str]) -> Known | None:
     """What people write into the metadata themselves: labels as a list or table in JSON or Python,
-    or line by line; mean and std of pixels."""
+    line by line, or in a line; mean and std of pixels."""
     said = {key.casefold(): value for key, value in metadata.items()}
     labels: tuple[str, ...] = next(filter(None, (_labels_in(said.get(k, "")) for k in _LABELS)), ())
     table: dict[str, Any] = {}
-    mean, std = (_channels(_value_in(said.get(key, ""))) for key in ("mean", "std"))
+    keys = next((keys for keys in _PIXELS if said.keys() >= set(keys)), _PIXELS[0])
+    mean, std = (_channels(_value_in(_with_commas(said.get(key, "")))) for key in keys)
     if mean is not None and std is not None and min(std) > 0:
         # Of pixels from 0 to 255, or from 0 to 1; both are 0 and 1 for either.
         is_whole = max(*mean, *std) > 1
@@ -244,6 +250,11 @@ def _said_plainly(metadata: Mapping[str, str]) -> Known | None:
     if not labels and not table:
         return None
     return Known(source="the model's metadata", preprocess=table, labels=labels, partly=True)
+
+
+def _with_commas(text: str) -> str:
+    """Numbers that only spaces part, with commas."""
+    return text if set(text) & set(",[(") else ",".join(text.split())
 
 
 def _value_in(text: str) -> Any:
@@ -264,8 +275,18 @@ def _labels_in(text: str) -> tuple[str, ...]:
             value = {number: name for name, number in value.items()}
         keys = {str(key): name for key, name in value.items()}
         value = [keys.get(str(number)) for number in range(len(keys))]
-    if value is None and text.count("\n") > 0:
-        value = text.strip().splitlines()
+    if value is None and len(text) <= _MAX_METADATA:
+        # The separator that comes first in this order.
+        by = next((one for one in "\n;," if one in text.strip()), None)
+        value = text.strip().split(by) if by else None
+        if value and by != "\n" and max(map(len, value)) > _MOST_LETTERS:
+            return ()
+    if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+        # COCO's categories, whose numbers may have gaps: the model's classes are in their order.
+        numbers = [one.get("id") for one in value]
+        if not all(type(one) is int for one in numbers) or len(set(numbers)) != len(numbers):
+            return ()
+        value = [one.get("name") for one in sorted(value, key=lambda one: one["id"])]
     if not isinstance(value, list | tuple) or not 1 < len(value) <= _MAX_CLASSES:
         return ()
     labels = tuple(map(_label, value))

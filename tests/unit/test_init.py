@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -267,6 +268,16 @@ LABELS = [f"class {i}" for i in range(10)]
         ("Labels", json.dumps({label: i for i, label in enumerate(LABELS)})),
         ("labels", "\n".join(LABELS) + "\n"),
         ("names", ", ".join(f"'{label}'" for label in LABELS)),
+        ("id2label", json.dumps({str(i): label for i, label in enumerate(LABELS)})),
+        ("class_to_idx", str({label: i for i, label in enumerate(LABELS)})),
+        (
+            "categories",
+            json.dumps(
+                [{"id": 3 * i, "name": label} for i, label in reversed([*enumerate(LABELS)])]
+            ),
+        ),
+        ("class_names", ",".join(LABELS)),
+        ("labels", "; ".join(LABELS)),
     ],
 )
 def test_labels_in_the_metadata(tmp_path: Path, key: str, text: str) -> None:
@@ -277,6 +288,25 @@ def test_labels_in_the_metadata(tmp_path: Path, key: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("classes", "ten, as in the paper"),
+        (
+            "categories",
+            json.dumps([{"id": i, "name": label} for i, label in enumerate(LABELS[:9])]),
+        ),
+        ("categories", json.dumps([{"id": 1, "name": label} for label in LABELS])),
+        ("categories", json.dumps([{"id": str(i), "name": ""} for i in range(10)])),
+        ("labels", ",".join("x" * 100 for _ in LABELS)),
+        ("labels", ";;;;;;;;;"),
+    ],
+)
+def test_what_is_no_list_of_labels(tmp_path: Path, key: str, text: str) -> None:
+    _, project = drafted(model(tmp_path / "m.onnx", {"x": IMAGE}, metadata={key: text}))
+    assert project.labels is None
+
+
+@pytest.mark.parametrize(
     ("mean", "std", "scale"),
     [
         ("[0.5, 0.25, 0.125]", "[0.5, 0.5, 0.25]", 1 / 255),
@@ -284,18 +314,22 @@ def test_labels_in_the_metadata(tmp_path: Path, key: str, text: str) -> None:
         ("127.5", "127.5", 1.0),
         ("0", "255", 1.0),
         ("(0.5,)", "[0.5]", 1 / 255),
+        ("123.675 116.28 103.53", "58.395 57.12 57.375", 1.0),
     ],
 )
-def test_mean_and_std_in_the_metadata(tmp_path: Path, mean: str, std: str, scale: float) -> None:
-    said = {"mean": mean, "std": std}
+@pytest.mark.parametrize("prefix", ["", "image_", "pixel_"])
+def test_mean_and_std_in_the_metadata(
+    tmp_path: Path, prefix: str, mean: str, std: str, scale: float
+) -> None:
+    said = {f"{prefix}mean": mean, f"{prefix}std": std}
     draft, project = drafted(model(tmp_path / "m.onnx", {"x": IMAGE}, metadata=said))
     spec = project.preprocess
     assert spec is not None
     assert spec.scale == pytest.approx(scale)
     assert len(spec.mean) == len(spec.std) == 3
     assert (spec.mean[0], spec.std[0]) == (
-        pytest.approx(float(mean.strip("[(").split(",")[0].strip(")"))),
-        pytest.approx(float(std.strip("[(").split(",")[0].strip("])"))),
+        pytest.approx(float(re.findall(r"[\d.]+", mean)[0])),
+        pytest.approx(float(re.findall(r"[\d.]+", std)[0])),
     )
     # The rest is a guess, as before.
     assert spec.crop == (224, 224)
