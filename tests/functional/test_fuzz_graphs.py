@@ -66,6 +66,7 @@ PIXELS = np.arange(60).reshape(1, 2, 5, 6) * 7 % 100
 GRID = np.linspace(-1.5, 1.5, 18).reshape(1, 3, 3, 2)
 SCALES = np.array([1, 1, 1.5, 2.3], "float32")
 ALIGNED = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
+LOWER = {"auto_pad": "SAME_LOWER", "strides": [2, 2]}
 
 # An opset, an operator, inputs (a list holds a constant), attributes.
 Corner = tuple[int, str, Sequence[Any], dict[str, Any]]
@@ -84,6 +85,12 @@ CORNERS: Sequence[Corner] = (
     (16, "PRelu", (ROW.astype("int64"), [np.array([2])]), {}),
     (16, "PRelu", (PIXELS.astype("int32"), [np.full((2, 1, 6), 2, "int32")]), {}),
     *((22, op, (REAL,), {}) for op in ("Elu", "Selu", "ThresholdedRelu")),
+    *(
+        (19, op, (PIXELS.astype("float32"),), {**pads, "kernel_shape": [3, 2], "strides": [2, 2]})
+        for op in ("MaxPool", "AveragePool", "LpPool")
+        for pads in ({"auto_pad": "SAME_UPPER"}, {"auto_pad": "SAME_LOWER", "ceil_mode": 1})
+    ),
+    (19, "LpPool", (PIXELS.astype("float32"),), {**LOWER, "kernel_shape": [1, 1]}),
     (12, "Celu", (np.array(-0.7, "float32"),), {"alpha": 0.5}),
     (12, "Celu", (np.array([-3, -0.0, 2, np.nan, np.inf, -np.inf], "float32"),), {"alpha": 1.5}),
     # Three inputs are two where there is nothing to add, also of integers with factors.

@@ -154,7 +154,7 @@ OPERATORS: Mapping[str, Operator] = {
     "ArrayFeatureExtractor": Operator(domain=_CLASSIC, convert=classic.array_feature_extractor),
     # TVM's conversion is of onnxruntime's operator. ONNX's of opset 23 is another one.
     "Attention": Operator(domain=_MICROSOFT),
-    "AveragePool": Operator(refused=_LARGER_WINDOW),
+    "AveragePool": Operator(convert=windows.pool, refused=_LARGER_WINDOW),
     "BatchNormalization": Operator(convert=conversions.batch_normalization),
     "BiasGelu": Operator(domain=_MICROSOFT),
     "Binarizer": Operator(domain=_CLASSIC, convert=classic.binarizer),
@@ -232,7 +232,7 @@ OPERATORS: Mapping[str, Operator] = {
     "LinearRegressor": Operator(domain=_CLASSIC, convert=linear_models.linear_regressor),
     "Loop": _BLOCK,
     "LpNormalization": Operator(convert=conversions.lp_normalization),
-    "LpPool": Operator(refused=_LARGER_WINDOW),
+    "LpPool": Operator(convert=windows.pool, refused=_LARGER_WINDOW),
     "MatMulInteger": Operator(convert=quantized_by_definition.mat_mul_integer),
     "MatMulInteger16": Operator(domain=_MICROSOFT),
     "Max": Operator(convert=arithmetic.extreme_of(relax.op.maximum)),

@@ -85,11 +85,41 @@ def grid_sample(node: Node) -> relax.Expr | None:
 _WHOLE_POINTS = 25
 
 
+def pad_by_numbers(node: Node) -> None:
+    """Give a pooling by size (SAME) its borders as numbers, for TVM counts other results.
+
+    Raises UnsupportedFormError where windows leave elements between them, and ONNX's borders are
+    negative: which elements are seen differs among those that run it.
+    """
+    attributes, size = node.attributes, shape_of(node.inputs[0])[2:]
+    automatic = attributes.get("auto_pad", b"NOTSET")
+    if automatic not in (b"SAME_UPPER", b"SAME_LOWER"):
+        return
+    kernel, rank = attributes["kernel_shape"], len(size)
+    strides, dilations = (attributes.get(n) or [1] * rank for n in ("strides", "dilations"))
+    starts, ends = [], []
+    for extent, count, stride, dilation in zip(size, kernel, strides, dilations, strict=True):
+        total = (-(-extent // stride) - 1) * stride + (count - 1) * dilation + 1 - extent
+        is_lower = automatic == b"SAME_LOWER"
+        if total + is_lower < -1:
+            raise UnsupportedFormError("its windows leave elements between them, padded by size")
+        first = (max(total, 0) + is_lower) // 2
+        starts.append(first)
+        ends.append(max(total, 0) - first)
+    attributes.update(auto_pad=b"NOTSET", pads=(*starts, *ends), ceil_mode=0)
+
+
+def pool(node: Node) -> None:
+    """AveragePool and LpPool, by TVM, with borders as numbers."""
+    pad_by_numbers(node)
+
+
 def max_pool(node: Node) -> relax.Expr | None:
     """MaxPool with the places of its results, or with large windows; None for others.
 
     The places are numbers in the whole tensor; with storage_order 1 its images are by columns.
     """
+    pad_by_numbers(node)
     attributes = node.attributes
     (data,) = node.inputs
     if node.outputs < 2:
