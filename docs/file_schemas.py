@@ -57,15 +57,27 @@ def project_samples() -> Iterator[_Values]:
     }
     sink |= {"username": "door", "password_file": "/etc/door"}
     yield {"project": {}, "sink": [sink], "when": [{"name": "a", "class": "b", "run": ["/bin/a"]}]}
+    stage = {"name": "a", "model": "model.onnx", "shapes": {FREE: [1]}, "labels": "labels.txt"}
+    side = {"height": 8, "width": 8}
     for mode in MODES:
-        sides = {"size": 8} if mode == "shortest" else {"height": 8, "width": 8}
-        yield {"project": {}, "preprocess": {"resize": {"mode": mode, **sides}}}
-    yield {"project": {}, "preprocess": {"preset": "timm", "crop": {"height": 8, "width": 8}}}
+        resize = {"mode": mode, **({"size": 8} if mode == "shortest" else side)}
+        yield {"project": {}, "preprocess": {"resize": resize}}
+        yield _of_stage(stage, preprocess={"resize": resize, "crop": side})
+    yield {"project": {}, "preprocess": {"preset": "timm", "crop": side}}
+    yield _of_stage(stage, preprocess={"preset": "timm"})
     step = {"scale": 1.0, "zero_point": 0}
     yield {"project": {}, "preprocess": {"dtype": "int8", "quantization": step}}
+    exact = {"resize": {"mode": "exact", **side}}
+    integers = {**exact, "dtype": "int8", "quantization": step}
+    yield _of_stage(stage, preprocess=integers)
     for kind in KINDS:
         for needs in _KIND_NEEDS.get(kind, ({},)):
             yield {"project": {}, "postprocess": {"kind": kind, **needs}}
+            yield _of_stage(stage, preprocess=exact, postprocess={"kind": kind, **needs})
+
+
+def _of_stage(stage: _Values, **tables: _Values) -> _Values:
+    return {"project": {}, "stage": [{**stage, **tables}]}
 
 
 def fleet_samples() -> Iterator[_Values]:
@@ -88,7 +100,8 @@ def taken_by(read: Callable[[Path], object], samples: Iterable[_Values]) -> list
     """What a reader asks for in each sample. Raises `ConfigError` for one that it refuses."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "charset.txt").write_text("a\n")
+        for name in ("charset.txt", "labels.txt", "model.onnx"):
+            (Path(folder) / name).write_text("a\n")
         file = Path(folder) / "sample.toml"
         for sample in samples:
             file.write_text("".join(f"{key} = {to_toml(value)}\n" for key, value in sample.items()))

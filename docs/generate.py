@@ -194,10 +194,11 @@ def schema_page() -> str:
         "facts": _or_null(_record(DeviceFacts)),
         "problems": {"type": "array", "items": _record(Problem)},
         "parts": {"type": "array", "items": _record(Part)},
+        "stages": {"type": "array", "items": text},
         "sinks": {"type": "array", "items": text},
         "bundle_bytes": number,
     }
-    known = {"device", "board", "facts", "problems", "parts", "sinks"}
+    known = {"device", "board", "facts", "problems", "parts", "stages", "sinks"}
     assert known <= DryRun.__dataclass_fields__.keys()
     error = {"code": {"enum": list(EXIT_CODES)}, "message": text, "hint": _or_null(text)}
     inspect_more = {
@@ -530,7 +531,7 @@ def _of_projects() -> dict[str, Any]:
         "check --changed": _list(_object({"project": _TEXT, "problem": _or_null(_TEXT)})),
         "compile": _object(made),
         "compile --explain": _object({**made, **explained}),
-        "compare": _object(compared),
+        "compare": _object(compared, may={"stages": _list(_object({"stage": _TEXT, **compared}))}),
         "compare --release": _object(changed),
         "doctor": _object({"board": _TEXT, "ok": yes_or_no, "tools": _list(_record(Check))}),
     }
@@ -648,7 +649,12 @@ def _results(top: dict[str, Any]) -> dict[str, Any]:
         "boxes": _list(
             _object(
                 {key: box[key] for key in box if key != "label"},
-                may={**label, "points": _list(_list(_NUMBER)), "mask": mask},
+                may={
+                    **label,
+                    "points": _list(_list(_NUMBER)),
+                    "mask": mask,
+                    "answers": {"type": "object"},
+                },
             )
         ),
         "keypoints": _list(
@@ -659,6 +665,12 @@ def _results(top: dict[str, Any]) -> dict[str, Any]:
             _object({"index": _COUNT, "pixels": _COUNT, "runs": _list(_COUNT)}, may=label)
         ),
         "text": _list(_object({"text": _TEXT, "score": _NUMBER})),
+        "stages": _list(
+            _object(
+                {"stage": _TEXT, "boxes": _COUNT, "dropped": _COUNT, "failed": _COUNT},
+                may={"run_ms": _NUMBER},
+            )
+        ),
     }
 
 

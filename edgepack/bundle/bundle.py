@@ -249,6 +249,25 @@ class Spec(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StageContents:
+    """A model that looks at boxes of the bundle's first one: at the likeliest `most` of `classes`,
+    if there are any, each enlarged by `padding`. The others are as in `Contents`."""
+
+    name: str
+    classes: Sequence[int]
+    most: int
+    padding: float
+    compiled: Compiled
+    preprocess: Spec
+    postprocess: Spec
+    labels: Sequence[str]
+    golden: Golden
+    model_file: str
+    tolerance: float
+    verified: Verified
+
+
+@dataclass(frozen=True, kw_only=True)
 class Contents:
     """What a bundle is made of.
 
@@ -257,7 +276,7 @@ class Contents:
     is recorded in `VERIFIED`, `tuning` are the lines of `TUNING`, `precision` and `quantized`
     are in the manifest, as are `product` and `valid_until`; `on_cpu` is the same model for the CPU
     alone, of one for a GPU that the CPU may run, too; `source` is recorded in `SOURCE`; `sinks` is
-    what `sinks_program` does, if there are any.
+    what `sinks_program` does, if there are any; `stages` are the models after this one.
     """
 
     name: str
@@ -288,6 +307,7 @@ class Contents:
     source: ModelSource | None = None
     sinks: SinkTables = field(default_factory=SinkTables)
     sinks_program: ToolFiles | None = None
+    stages: Sequence[StageContents] = ()
 
 
 def make_bundle(contents: Contents, out: Path) -> Bundle:
@@ -307,6 +327,7 @@ def make_bundle(contents: Contents, out: Path) -> Bundle:
         **_device_code(compiled),
         **_plan_for_cpu(contents.on_cpu),
         **_golden_files(contents.golden, compiled),
+        **_stage_files(contents.stages),
     }
     if contents.preprocess is not None:
         content[PREPROCESS] = contents.preprocess.to_json().encode()
@@ -353,8 +374,9 @@ def make_bundle(contents: Contents, out: Path) -> Bundle:
                 sha256=compiled.model_sha256,
                 inputs=_tensors(compiled.inputs),
                 outputs=_tensors(compiled.outputs),
-                arena_bytes=compiled.arena_bytes,
-                params_bytes=compiled.params_bytes,
+                # Of all models together: they run after each other.
+                arena_bytes=max(one.arena_bytes for one in (compiled, *_compiled(contents))),
+                params_bytes=sum(one.params_bytes for one in (compiled, *_compiled(contents))),
                 precision=contents.precision,
                 quantized=contents.quantized,
             ),
@@ -378,6 +400,52 @@ def make_bundle(contents: Contents, out: Path) -> Bundle:
         _verify(work, manifest.parse_manifest(data), shown_as=folder)
     log.info("bundle %s: %d bytes", folder, document.total_bytes)
     return Bundle(path=folder, manifest=document, manifest_sha256=_sha256(data))
+
+
+def _compiled(contents: Contents) -> Iterator[Compiled]:
+    """The models after the first."""
+    return (stage.compiled for stage in contents.stages)
+
+
+def _stage_files(stages: Sequence[StageContents]) -> dict[str, bytes | Path]:
+    if not stages:
+        return {}
+    looks = [
+        {
+            "name": stage.name,
+            "classes": list(stage.classes),
+            "padding": stage.padding,
+            "most": stage.most,
+        }
+        for stage in stages
+    ]
+    document = {"format": "edgepack-stages", "version": 1, "stages": looks}
+    files: dict[str, bytes | Path] = {
+        manifest.STAGES: json.dumps(document, indent=2).encode() + b"\n"
+    }
+    for number, stage in enumerate(stages, start=1):
+        compiled = stage.compiled
+        about = {
+            "name": stage.name,
+            "model": {"file": stage.model_file, "sha256": compiled.model_sha256},
+            # What postprocess.json says.
+            "scores": "raw",
+            "tolerance": stage.tolerance,
+        }
+        own: dict[str, bytes | Path] = {
+            MANIFEST_NAME: json.dumps(about, indent=2, ensure_ascii=False).encode() + b"\n",
+            manifest.LIBRARY: compiled.library,
+            manifest.GRAPH: compiled.graph,
+            manifest.PARAMS: compiled.params,
+            PREPROCESS: stage.preprocess.to_json().encode(),
+            POSTPROCESS: stage.postprocess.to_json().encode(),
+            VERIFIED: json.dumps(asdict(stage.verified), indent=2).encode() + b"\n",
+            **_golden_files(stage.golden, compiled),
+        }
+        if stage.labels:
+            own[LABELS] = _label_lines(stage.labels)
+        files |= {f"{manifest.STAGES_FOLDER}/{number}/{path}": file for path, file in own.items()}
+    return files
 
 
 def _plan_for_cpu(compiled: Compiled | None) -> dict[str, Path]:

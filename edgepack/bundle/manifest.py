@@ -37,6 +37,9 @@ PARAMS = "model/params.bin"
 CUBIN, OPENCL_TEXT = "model/kernels.cubin", "model/kernels.cl"
 # Of a model for a GPU the plan for the CPU, where that may run it, too.
 CPU_FOLDER = "model/cpu/"
+# Of a bundle of several models: what the later ones look at, and a folder for each, laid out as a
+# bundle.
+STAGES, STAGES_FOLDER = "stages.json", "stages"
 DEVICE_TOOL = "bin/edgepack-device"
 INSTALL = "install"
 REQUIRED_FILES = {

@@ -7,14 +7,25 @@ one for each library that is linked into its programs. The same bundle gives the
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import uuid
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
+from edgepack.base.errors import BundleError
+from edgepack.base.tables import Table, read_json
 from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.licenses import FOLDER
-from edgepack.bundle.manifest import APP, DEVICE_TOOL, LIBRARY, Versions
+from edgepack.bundle.manifest import (
+    APP,
+    DEVICE_TOOL,
+    LIBRARY,
+    MANIFEST_NAME,
+    STAGES_FOLDER,
+    Versions,
+)
 
 _OWN = ("edgepack", "model")
 _PROGRAMS = {APP: "application", DEVICE_TOOL: "application", LIBRARY: "library"}
@@ -51,7 +62,7 @@ def sbom(bundle: Bundle) -> dict[str, Any]:
         for name in _licensed(bundle)
         if name not in _OWN
     ]
-    parts = [model, *libraries, *files]
+    parts = [model, *_stage_models(bundle), *libraries, *files]
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
@@ -90,6 +101,24 @@ def sbom(bundle: Bundle) -> dict[str, Any]:
         "components": parts,
         "dependencies": [{"ref": root, "dependsOn": [str(part["bom-ref"]) for part in parts]}],
     }
+
+
+def _stage_models(bundle: Bundle) -> Iterator[dict[str, Any]]:
+    """The models after the first, as their folders say."""
+    for number in itertools.count(1):
+        about = f"{STAGES_FOLDER}/{number}/{MANIFEST_NAME}"
+        if about not in bundle.manifest.files:
+            return
+        table = Table(
+            read_json(bundle.file(about), error=BundleError), file=about, error=BundleError
+        )
+        model = Table(table.take("model", dict), file=about, path="model", error=BundleError)
+        yield {
+            "type": "machine-learning-model",
+            "bom-ref": f"model:{number}",
+            "name": model.take("file", str),
+            "hashes": [{"alg": "SHA-256", "content": model.take("sha256", str)}],
+        }
 
 
 def to_bytes(bundle: Bundle) -> bytes:

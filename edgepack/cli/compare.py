@@ -45,7 +45,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Compare, and name the first layer that diverges."""
-    from edgepack.flow.compare import compare_layers, compare_releases
+    from edgepack.flow.compare import compare_layers, compare_releases, compare_stages
     from edgepack.flow.job import make_job
 
     if args.release is not None and not re.fullmatch("[0-9a-f]{12}", args.release):
@@ -70,12 +70,24 @@ def run(args: argparse.Namespace, console: Console) -> int:
             console.data(changed.to_dict(), "\n".join(_changes(changed)))
             return 0
         found = compare_layers(job, device, root, inputs=inputs, progress=console)
+        # What a stage is given hangs on the golden photo, not on tensors of one's own.
+        stages = {} if inputs else compare_stages(job, device, root, progress=console)
         where = f"{root} on {device.name}"
     finally:
         device.close()
     save(args, console, compare_page(found, where))
-    console.data(found.to_dict(), "\n".join(_lines(found, where, every=args.all)))
-    return 0 if found.first is None else MismatchError.exit_code
+    lines = _lines(found, where, every=args.all)
+    for name, one in stages.items():
+        lines += ["", *_lines(one, f"stage '{name}'", every=args.all)]
+    first = next((name for name, one in {"": found, **stages}.items() if one.first), None)
+    if stages and first is not None:
+        what = f"stage '{first}'" if first else "the first model"
+        lines += ["", f"{what} is the first to diverge"]
+    data = found.to_dict()
+    if stages:
+        data["stages"] = [{"stage": name, **one.to_dict()} for name, one in stages.items()]
+    console.data(data, "\n".join(lines))
+    return 0 if first is None else MismatchError.exit_code
 
 
 def _load(path: Path) -> npt.NDArray[Any]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from edgepack.base.text import format_count, megabytes, milliseconds, one_line
 from edgepack.cli.console import table
 from edgepack.deploy.answers import Answer, Drift, HealthOutcome, Release, Status
-from edgepack.deploy.app_answers import AppAnswer, Bench, Deviation, Profile, emulated_mark
+from edgepack.deploy.app_answers import (
+    AppAnswer,
+    Bench,
+    Deviation,
+    Profile,
+    StageAnswer,
+    emulated_mark,
+)
 
 if TYPE_CHECKING:
     from edgepack.deploy.deploy import Report
@@ -23,7 +30,9 @@ if TYPE_CHECKING:
 def answer_lines(answer: AppAnswer) -> list[str]:
     """What edgepack-run said of one image or input; the classes first, best first."""
     lines = [score_line(one.score, one.index, one.label) for one in answer.top]
-    lines += box_lines(answer.boxes)
+    boxes = answer.boxes or ()
+    lines += box_lines(answer.boxes, lambda index: _answer_lines(boxes[index].answers))
+    lines += _dropped_lines(answer.stages)
     if answer.areas is not None:
         lines += [
             f"  {area.pixels:>8} pixels  {area.index:>4}  {area.label}".rstrip()
@@ -59,16 +68,60 @@ class _Box(Protocol):
     def box(self) -> tuple[float, ...]: ...
 
 
-def box_lines(boxes: Sequence[_Box] | None) -> list[str]:
-    """Things and where they are; None: boxes were not asked for."""
+def box_lines(
+    boxes: Sequence[_Box] | None, answers: Callable[[int], list[str]] = lambda _: []
+) -> list[str]:
+    """Things and where they are; None: boxes were not asked for. `answers` are lines about the box
+    of a number."""
     if boxes is None:
         return []
     lines = []
-    for one in boxes:
+    for index, one in enumerate(boxes):
         left, top, right, bottom = one.box
         where = f"at {left:.1f},{top:.1f} to {right:.1f},{bottom:.1f}"
         lines.append(f"{score_line(one.score, one.index, one.label)}  {where}")
+        lines += answers(index)
     return lines or ["  no boxes"]
+
+
+def _said_lines(said: Mapping[str, Results | str]) -> list[str]:
+    """What later models say of a box."""
+    lines = []
+    for stage, one in said.items():
+        if isinstance(one, str):
+            lines.append(f"    {stage}: {one}")
+            continue
+        top = [score_line(item.score, item.index, item.label) for item in one.top or ()]
+        lines += [f"    {stage}:", *(f"    {line}" for line in (*top, *result_lines(one)))]
+    return lines
+
+
+def _answer_lines(answers: Mapping[str, StageAnswer]) -> list[str]:
+    """The same of what a device said."""
+    lines = []
+    for stage, one in answers.items():
+        top = [score_line(item.score, item.index, item.label) for item in one.top]
+        said = [*top, *box_lines(one.boxes), *(f"  {text}" for text in one.text)]
+        lines.append(f"    {one_line(stage)}:" + (f" {one.error}" if one.error else ""))
+        lines += [f"    {line}" for line in said]
+    return lines
+
+
+class _StageCount(Protocol):
+    @property
+    def stage(self) -> str: ...
+    @property
+    def boxes(self) -> int: ...
+    @property
+    def dropped(self) -> int: ...
+
+
+def _dropped_lines(stages: Sequence[_StageCount]) -> list[str]:
+    return [
+        f"  {one.stage}: left out the least likely {one.dropped} of {one.boxes + one.dropped} boxes"
+        for one in stages
+        if one.dropped
+    ]
 
 
 _SHOWN_VALUES = 8
@@ -76,7 +129,9 @@ _SHOWN_VALUES = 8
 
 def result_lines(found: Results) -> list[str]:
     """What is seen beside classes: boxes, key points, areas, text, or numbers."""
-    lines = box_lines(found.boxes)
+    boxes = found.boxes or ()
+    lines = box_lines(found.boxes, lambda index: _said_lines(boxes[index].answers))
+    lines += _dropped_lines(found.stages or ())
     for mark in found.keypoints or ():
         x, y = mark.point
         lines.append(f"{score_line(mark.score, mark.index, mark.label)}  at {x:.1f},{y:.1f}")
@@ -189,6 +244,7 @@ def dry_run_lines(found: DryRun) -> list[str]:
             f"build     {part.name}: "
             + (f"in the cache, {size}" if part.cached else f"to be built, about {size}")
         )
+    lines += [f"stage     {line}" for line in found.stages]
     lines += [f"sink      {line}" for line in found.sinks]
     if found.plan is not None:
         return lines + found.plan.lines()

@@ -50,10 +50,11 @@ def class_bars(top: Sequence[Class]) -> page.Html:
 @dataclass(frozen=True, kw_only=True)
 class SeenBox(Class):
     """A thing in an image: left, top, right and bottom, in pixels of the photo, and the pixels that
-    are it, if the model tells them."""
+    are it, if the model tells them. `answers` are what later models say of it, by their names."""
 
     box: tuple[float, ...]
     mask: BoxMask | None = field(default=None, repr=False)
+    answers: Mapping[str, StageAnswer] = field(default_factory=dict)
 
     @staticmethod
     def read(answer: Answer) -> SeenBox:
@@ -68,6 +69,51 @@ class SeenBox(Class):
             score=found.score,
             box=box,
             mask=answer.part("mask", read_mask),
+            answers=answer.part("answers", _read_stage_answers) or {},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageAnswer:
+    """What a later model says of a box: the best classes, things in it, lines of text; or, in
+    `error`, why nothing."""
+
+    top: tuple[Class, ...]
+    boxes: tuple[SeenBox, ...] | None
+    text: tuple[str, ...]
+    error: str
+
+    @staticmethod
+    def read(answer: Answer) -> StageAnswer:
+        def read_text(line: Answer) -> str:
+            return line.text("text")
+
+        return StageAnswer(
+            top=answer.parts("top", Class.read) if answer.has("top") else (),
+            boxes=answer.parts("boxes", SeenBox.read) if answer.has("boxes") else None,
+            text=answer.parts("text", read_text) if answer.has("text") else (),
+            error=answer.text_or_none("error") or "",
+        )
+
+
+def _read_stage_answers(answer: Answer) -> dict[str, StageAnswer]:
+    return {name: answer.need(name, StageAnswer.read) for name in answer.document}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageBoxes:
+    """How many boxes a later model looked at, and how many it left out, as others were likelier."""
+
+    stage: str
+    boxes: int
+    dropped: int
+
+    @staticmethod
+    def read(answer: Answer) -> StageBoxes:
+        return StageBoxes(
+            stage=answer.text("stage"),
+            boxes=answer.size("boxes"),
+            dropped=answer.size("dropped"),
         )
 
 
@@ -285,6 +331,7 @@ class AppAnswer:
     profile: Profile | None
     ran_on: RanOn | None = None
     areas: tuple[SeenArea, ...] | None = None
+    stages: tuple[StageBoxes, ...] = ()
     emulated: bool = False
     document: Mapping[str, Any] = field(repr=False)
 
@@ -310,6 +357,7 @@ class AppAnswer:
             profile=answer.part("profile", Profile.read),
             ran_on=answer.part("processor", RanOn.read),
             areas=answer.parts("areas", SeenArea.read) if answer.has("areas") else None,
+            stages=answer.parts("stages", StageBoxes.read) if answer.has("stages") else (),
             document=answer.document,
         )
 

@@ -21,7 +21,7 @@ from edgepack.base.errors import (
     RemoteError,
     UsageError,
 )
-from edgepack.bundle.manifest import APP
+from edgepack.bundle.manifest import APP, STAGES_FOLDER
 from edgepack.deploy.answers import DeviceRefusal, read_object
 from edgepack.deploy.app_answers import AppAnswer, Deviation
 from edgepack.device.base import Device, RemoteResult, is_emulated
@@ -66,8 +66,9 @@ class RunRequest:
 
     One of `image`, `inputs` (.npy or .raw, in the order of the model's inputs) and
     `golden`; `outputs`, of the model's in their order, are written, and `expected` is compared:
-    .npy files here. `dumps` are written there first, and then fetched; `options` are further
-    options as edgepack-run takes them.
+    .npy files here. With `stage` it is that of the release's stages, from 1, that runs, alone.
+    `dumps` are written there first, and then fetched; `options` are further options as
+    edgepack-run takes them.
     """
 
     image: Path | None = None
@@ -77,6 +78,7 @@ class RunRequest:
     expected: Path | None = None
     dumps: tuple[Dump, ...] = ()
     release: str = ""
+    stage: int = 0
     options: tuple[str, ...] = ()
     timeout_s: float | None = None
 
@@ -119,6 +121,9 @@ def ask_app(device: Device, root: str, request: RunRequest) -> AppAnswer:
         written = _written(request, folder)
         words = _words(request, remote, written)
         command = f'r=$({own_folder(root)}) && "$r"/{app_command(inside, words)}'
+        if request.stage:
+            own = stage_folder(release_folder("", request.release)[1:], request.stage)
+            command += f' --bundle "$r"/{own}'
         done = device.run(command, timeout_s=request.timeout_s, check=False)
         stdout = done.stdout
         for path, name in remote.items():
@@ -131,6 +136,11 @@ def ask_app(device: Device, root: str, request: RunRequest) -> AppAnswer:
         for name, local in written.items():
             device.get(name, local)
         return answer
+
+
+def stage_folder(release: str, stage: int) -> str:
+    """The folder of stage number `stage` in a release's folder; that itself for 0."""
+    return f"{release}/{STAGES_FOLDER}/{stage}" if stage else release
 
 
 def release_folder(root: str, release: str = "") -> str:

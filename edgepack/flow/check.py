@@ -36,9 +36,11 @@ from edgepack.flow.reference import (
 from edgepack.flow.results import golden_results
 from edgepack.flow.rows import read_rows
 from edgepack.flow.sinks import prove_sinks
+from edgepack.flow.stages import StageReferences, labels_of_all, open_stages
 from edgepack.model import TensorInfo, batch_of
 from edgepack.model.meanings import as_meant
 from edgepack.postprocess.results import Results
+from edgepack.preprocess.image import load_image
 from edgepack.preprocess.spec import PreprocessSpec
 
 # Values of an output that are shown one by one.
@@ -208,9 +210,11 @@ def check_project(project: Project, images: Sequence[Path] = (), *, top: int = 5
         check_labels(project, labels, model.outputs[0])
     if not images:
         check_classes(project, model)
-    prove_sinks(project.sinks, project.service, labels)
     preprocess = project.preprocess.for_inputs(model.given) if project.preprocess else None
     postprocess = bound_postprocess(project, model, labels)
+    stages = open_stages(project, model, postprocess, labels)
+    prove_sinks(project.sinks, project.service, labels_of_all(labels, stages))
+    references = StageReferences(stages)
     photos: Sequence[Path | None] = [*images] or [project.golden_image]
     if images and preprocess is None:
         raise ConfigError(
@@ -225,6 +229,9 @@ def check_project(project: Project, images: Sequence[Path] = (), *, top: int = 5
         if postprocess is not None:
             names = [info.name for info in model.outputs]
             results, _ = golden_results(golden, names, postprocess, preprocess, labels or ())
+            if stages and photo is not None and preprocess is not None:
+                pixels = load_image(photo, accept=preprocess.accepted)
+                results = references.look(pixels, results)
             seen.append(Seen(image=photo, top=(), results=results))
             continue
         if output is None:

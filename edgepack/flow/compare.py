@@ -33,10 +33,17 @@ from edgepack.compiler import CompiledModel
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.frontend.integer_reference import integer_model, tensors
 from edgepack.deploy.answers import SenselessError
-from edgepack.deploy.remote_app import Dump, RunRequest, ask_app, need_release, release_folder
+from edgepack.deploy.remote_app import (
+    Dump,
+    RunRequest,
+    ask_app,
+    need_release,
+    release_folder,
+    stage_folder,
+)
 from edgepack.device import Device
-from edgepack.flow.job import Job, compile_job, job_inputs
-from edgepack.flow.reference import Array, Comparison, compare, run_reference
+from edgepack.flow.job import Job, compile_job, job_inputs, stage_jobs
+from edgepack.flow.reference import Array, Comparison, compare, make_golden, run_reference
 from edgepack.flow.tolerances import tolerance_of_layers
 from edgepack.model import LoadedModel, infer_shapes
 from edgepack.model.index import GraphIndex
@@ -190,11 +197,13 @@ def compare_layers(
     root: str,
     *,
     inputs: Sequence[Array] = (),
+    stage: int = 0,
     progress: Progress = NO_PROGRESS,
 ) -> Compared:
     """Compare the results of all layers on the device with the reference's.
 
-    `inputs` are the model's, in order; without any, the golden ones. Raises what compiling, the
+    `inputs` are the model's, in order; without any, the golden ones. With `stage` the job's model
+    is that of the release's stages, from 1. Raises what compiling, the
     reference and running on the device raise, `ModelError` if there is nothing to compare, and
     `SenselessError` if the plan there is of another model.
     """
@@ -214,7 +223,7 @@ def compare_layers(
         progress.step(
             f"layers {piece[0].call} to {piece[-1].call} of {len(compiled.layers)} on {device.name}"
         )
-        got = _results(piece, device, root, given)
+        got = _results(piece, device, root, given, stage=stage)
         names = [point.report.value for point in piece]
         if integers is not None:
             known = tensors(integers, given, names)
@@ -228,9 +237,22 @@ def compare_layers(
         cpu=job.board.cpu,
         tolerance=tolerance,
         calls=len(compiled.layers),
-        same_plan=_file(device, root, "", GRAPH) == compiled.graph.read_bytes(),
+        same_plan=_file(device, root, "", GRAPH, stage) == compiled.graph.read_bytes(),
         layers=tuple(found),
     )
+
+
+def compare_stages(
+    job: Job, device: Device, root: str, *, progress: Progress = NO_PROGRESS
+) -> dict[str, Compared]:
+    """The same of each stage on what it is given of the golden photo, by their names, in order."""
+    if not job.stages:
+        return {}
+    golden = make_golden(job.model, preprocess=job.preprocess, image=job.project.golden_image)
+    return {
+        opened.stage.name: compare_layers(own, device, root, stage=number, progress=progress)
+        for number, (opened, own) in enumerate(stage_jobs(job, golden), start=1)
+    }
 
 
 def compare_releases(
@@ -290,11 +312,11 @@ def _golden(job: Job) -> tuple[Array, ...]:
     return tuple(job_inputs(job))
 
 
-def _file(device: Device, root: str, release: str, name: str) -> bytes:
-    """A file of a release there."""
+def _file(device: Device, root: str, release: str, name: str, stage: int = 0) -> bytes:
+    """A file of a release there, or of one of its stages."""
     with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
         local = Path(folder) / "file"
-        device.get(f"{release_folder(root, release)}/{name}", local)
+        device.get(f"{stage_folder(release_folder(root, release), stage)}/{name}", local)
         with local.open("rb") as file:
             return file.read(MAX_MANIFEST_BYTES + 1)
 
@@ -309,7 +331,13 @@ def _output(device: Device, root: str, release: str, inputs: Sequence[Array]) ->
 
 
 def _results(
-    points: Sequence[_Point], device: Device, root: str, inputs: Sequence[Array], release: str = ""
+    points: Sequence[_Point],
+    device: Device,
+    root: str,
+    inputs: Sequence[Array],
+    release: str = "",
+    *,
+    stage: int = 0,
 ) -> list[Array]:
     """The results at `points` on the device, in the order of the model's tensors."""
     with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
@@ -321,6 +349,7 @@ def _results(
             inputs=_saved(inputs, Path(name)),
             dumps=dumps,
             release=release,
+            stage=stage,
             options=("--top", "0"),
         )
         ask_app(device, root, request)

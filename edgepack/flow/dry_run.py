@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from edgepack.base.paths import NotCachedError, only_cached
+from edgepack.compiler.precision import FULL
 from edgepack.deploy import remote_tool
 from edgepack.deploy.deploy import DeployPlan
 from edgepack.deploy.remote_tool import Layout
 from edgepack.device.base import Device
 from edgepack.device.facts import DeviceFacts, gather
-from edgepack.flow.job import Job, compile_job, cpu_job
+from edgepack.flow.job import Job, compile_job, cpu_job, make_job
 from edgepack.flow.sinks import fetch_mosquitto
+from edgepack.flow.stages import OpenStage, project_of
 from edgepack.gate.gate import Problem
 from edgepack.gate.profile import profile_problems
 from edgepack.native.app import build_runtime
@@ -44,7 +47,8 @@ class DryRun:
     """What is known before anything is built.
 
     `facts` are None of a virtual board that does not run, `current` is the release there, None if
-    there is none. `sinks` say what happens with results on the device. `problems` are reasons for
+    there is none. `stages` say what later models look at, `sinks` what happens with results on the
+    device. `problems` are reasons for
     the gate to refuse what is made for `board`.
     `plan` is there if the bundle is made already, and the device would take it.
     """
@@ -55,6 +59,7 @@ class DryRun:
     problems: tuple[Problem, ...]
     current: str | None
     parts: tuple[Part, ...]
+    stages: tuple[str, ...] = ()
     sinks: tuple[str, ...] = ()
     plan: DeployPlan | None = None
 
@@ -79,6 +84,7 @@ class DryRun:
             "facts": self.facts.to_dict() if self.facts else None,
             "problems": [asdict(problem) for problem in self.problems],
             "parts": [asdict(part) for part in self.parts],
+            "stages": list(self.stages),
             "sinks": list(self.sinks),
             "bundle_bytes": self.size_bytes,
         }
@@ -107,14 +113,15 @@ def look(job: Job, device: Device | None, root: str, name: str) -> DryRun:
         problems=problems,
         current=current,
         parts=parts_of(job),
+        stages=tuple(stage.line() for stage in job.project.stages),
         sinks=tuple(job.project.sinks.lines()),
     )
 
 
 def parts_of(job: Job) -> tuple[Part, ...]:
-    """The compiled model, the app, the device tool, and the program for sinks if there are some."""
+    """The compiled models, the app, the device tool, and the program for sinks if there are any."""
 
-    def files() -> list[Path]:
+    def files(job: Job) -> list[Path]:
         found: list[Path | None] = []
         for each in filter(None, (job, cpu_job(job))):
             compiled = compile_job(each)
@@ -122,7 +129,16 @@ def parts_of(job: Job) -> tuple[Part, ...]:
         return [file for file in found if file is not None]
 
     return (
-        _part("model", files, job.model.size_bytes),
+        _part("model", lambda: files(job), job.model.size_bytes),
+        *(
+            _part(
+                f"stage {opened.stage.name}",
+                # What halves are compiled with is known once the first model has run.
+                functools.partial(_stage_files, job, opened, files),
+                opened.model.size_bytes,
+            )
+            for opened in job.stages
+        ),
         _part("app", lambda: [build_runtime(job.board, job.toolchain.toolchain).app], _APP_BYTES),
         _part("device tool", lambda: [build_device_tool(job.board).path], _TOOL_BYTES),
         *(
@@ -131,6 +147,12 @@ def parts_of(job: Job) -> tuple[Part, ...]:
             else []
         ),
     )
+
+
+def _stage_files(job: Job, opened: OpenStage, files: Callable[[Job], list[Path]]) -> list[Path]:
+    if opened.stage.precision != FULL.name:
+        raise NotCachedError(opened.stage.model)
+    return files(make_job(project_of(job.project, opened, Path(f"{opened.stage.name}.npy"))))
 
 
 def _part(name: str, make: Callable[[], list[Path]], guess_bytes: int) -> Part:

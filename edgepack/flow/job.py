@@ -8,9 +8,11 @@ from __future__ import annotations
 import logging
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from edgepack.base.apart import Limits
 from edgepack.base.errors import ConfigError, UsageError, perhaps
@@ -19,7 +21,7 @@ from edgepack.base.progress import NO_PROGRESS, Progress, end_step
 from edgepack.base.tables import to_toml
 from edgepack.base.tools import install
 from edgepack.boards import Board, get_board, load_boards
-from edgepack.bundle.bundle import Bundle, Contents, Golden, make_bundle
+from edgepack.bundle.bundle import Bundle, Contents, Golden, StageContents, make_bundle
 from edgepack.bundle.service import Service
 from edgepack.bundle.verified import Verified
 from edgepack.compiler import CompiledModel, compile_apart, cpu_key
@@ -36,8 +38,15 @@ from edgepack.flow.project import Project, read_labels
 from edgepack.flow.quantized import describe_quantization, find_precision, read_quantization
 from edgepack.flow.records import Chosen, Trial, choose_for_cpu, read_records, shipped_records
 from edgepack.flow.reference import Array, ExpectedClassError, golden_inputs, make_golden
-from edgepack.flow.results import check_results
+from edgepack.flow.results import check_results, check_stages, golden_results
 from edgepack.flow.sinks import fetch_mosquitto, prove_sinks
+from edgepack.flow.stages import (
+    OpenStage,
+    golden_crops,
+    labels_of_all,
+    open_stages,
+    project_of,
+)
 from edgepack.flow.tolerances import golden_tolerance, tolerance_of
 from edgepack.flow.verify import (
     make_cases,
@@ -79,6 +88,7 @@ class Job:
     preprocess: PreprocessSpec | None
     postprocess: PostprocessSpec | None
     labels: tuple[str, ...] | None
+    stages: tuple[OpenStage, ...] = ()
 
     @property
     def spec(self) -> ModelSpec:
@@ -114,7 +124,11 @@ def make_job(project: Project) -> Job:
     if labels is not None and project.postprocess is None:
         check_labels(project, labels, model.outputs[0])
     check_classes(project, model)
-    prove_sinks(project.sinks, project.service, labels)
+    postprocess = bound_postprocess(project, model, labels)
+    stages = open_stages(project, model, postprocess, labels)
+    prove_sinks(project.sinks, project.service, labels_of_all(labels, stages))
+    if stages:
+        _check_stage_board(project, board)
     return Job(
         project=project,
         board=board,
@@ -125,9 +139,31 @@ def make_job(project: Project) -> Job:
         )
         if preprocess
         else None,
-        postprocess=bound_postprocess(project, model, labels),
+        postprocess=postprocess,
         labels=labels,
+        stages=stages,
     )
+
+
+def _check_stage_board(project: Project, board: Board) -> None:
+    """Raise ConfigError for programs that cannot run stages."""
+    where = project.stages[0].where
+    if board.is_static:
+        raise ConfigError(
+            f"{where}: a program that needs no C library has the kernels of one model, and "
+            f"{board.name} is to have such a program",
+            hint="--no-static (static = false), or a board with glibc: edgepack boards",
+        )
+    if project.compute != COMPUTE[0]:
+        raise ConfigError(
+            f"{where}: models in a row run on the CPU, and compute is '{project.compute}'",
+            hint=f"--compute {COMPUTE[0]}",
+        )
+    if project.golden_image is None:
+        raise ConfigError(
+            f"{where}: without a golden_image no stage can be tested on the device",
+            hint="name a photo in [project] that shows what the stages look at",
+        )
 
 
 def bound_postprocess(
@@ -429,6 +465,98 @@ def _golden_words(project: Project) -> str:
     return "random inputs"
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Proven:
+    """A compiled model that gives what the reference gives; `on_cpu` is the plan for the CPU of one
+    for a GPU."""
+
+    compiled: CompiledModel
+    on_cpu: CompiledModel | None
+    golden: Golden
+    verified: Verified
+    tolerance: float
+
+
+def _prove(job: Job, progress: Progress) -> _Proven:
+    """The job's model, compiled and compared with the reference."""
+    compiled = compile_job(job, progress=progress)
+    other = cpu_job(job)
+    on_cpu = None if other is None else compile_job(other, progress=progress)
+    # What is tried here: of two plans that of the CPU.
+    tried = job if other is None else other
+    progress.step("running the reference (onnxruntime)")
+    golden = _golden(job, compiled)
+    verified = Verified()
+    tolerance = tolerance_of(job.project, job.model, compiled)
+    if job.project.verify and gpu_of(tried) is not None:
+        progress.step(
+            "not compared with the reference: no emulator has a GPU; the device is tested"
+        )
+    elif job.project.verify:
+        verified, ordered = verify(
+            job.model,
+            job.board,
+            compiled if on_cpu is None else on_cpu,
+            golden.inputs,
+            tolerance=tolerance,
+            precision=precision_of(job),
+            given=_golden_words(job.project),
+            build_local=lambda: compile_job(
+                _local(tried), floats=compiled.floats or None, progress=progress
+            ),
+            progress=progress,
+        )
+        if ordered is not None:
+            golden = replace(golden, outputs=tuple(ordered))
+        if job.project.origins.get("tolerance", "default") == "default":
+            tolerance = max(tolerance, verified.tolerance)
+    return _Proven(
+        compiled=compiled, on_cpu=on_cpu, golden=golden, verified=verified, tolerance=tolerance
+    )
+
+
+def stage_jobs(job: Job, golden: Golden) -> Iterator[tuple[OpenStage, Job]]:
+    """Each stage of the job as a job of its own, whose golden input is what it is given of the
+    golden photo; `golden` is that of the first model. Each is good until the next is asked for."""
+    if not job.stages or job.postprocess is None:
+        return
+    names = [info.name for info in job.model.outputs]
+    labels = job.labels or ()
+    seen, _ = golden_results(golden, names, job.postprocess, job.preprocess, labels)
+    crops = golden_crops(job.project, job.stages, seen)
+    for opened in job.stages:
+        with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
+            crop = Path(folder) / f"{opened.stage.name}.npy"
+            np.save(crop, crops[opened.stage.name])
+            yield opened, make_job(project_of(job.project, opened, crop))
+
+
+def _prove_stages(job: Job, first: _Proven, progress: Progress) -> list[StageContents]:
+    """The models after the first, each compared on what it is given of the golden photo."""
+    proven = []
+    for opened, own in stage_jobs(job, first.golden):
+        stage = opened.stage
+        progress.step(f"stage '{stage.name}': {stage.model}")
+        found = _prove(own, progress)
+        proven.append(
+            StageContents(
+                name=stage.name,
+                classes=opened.classes,
+                most=stage.most,
+                padding=stage.padding,
+                compiled=found.compiled,
+                preprocess=opened.preprocess,
+                postprocess=opened.postprocess,
+                labels=opened.labels,
+                golden=found.golden,
+                model_file=stage.model.name,
+                tolerance=golden_tolerance(found.tolerance, found.golden.outputs),
+                verified=found.verified,
+            )
+        )
+    return proven
+
+
 def package_job(job: Job, out: str | Path, *, progress: Progress = NO_PROGRESS) -> Bundle:
     """Make the bundle in the folder `out`, and let it through the gate.
 
@@ -450,37 +578,9 @@ def package_job(job: Job, out: str | Path, *, progress: Progress = NO_PROGRESS) 
             if job.project.sinks
             else None
         )
-        compiled = compile_job(job, progress=progress)
-        other = cpu_job(job)
-        on_cpu = None if other is None else compile_job(other, progress=progress)
-        # What is tried here: of two plans that of the CPU.
-        tried = job if other is None else other
-        progress.step("running the reference (onnxruntime)")
-        golden = _golden(job, compiled)
-        verified = Verified()
-        tolerance = tolerance_of(job.project, job.model, compiled)
-        if job.project.verify and gpu_of(tried) is not None:
-            progress.step(
-                "not compared with the reference: no emulator has a GPU; the device is tested"
-            )
-        elif job.project.verify:
-            verified, ordered = verify(
-                job.model,
-                job.board,
-                compiled if on_cpu is None else on_cpu,
-                golden.inputs,
-                tolerance=tolerance,
-                precision=precision_of(job),
-                given=_golden_words(job.project),
-                build_local=lambda: compile_job(
-                    _local(tried), floats=compiled.floats or None, progress=progress
-                ),
-                progress=progress,
-            )
-            if ordered is not None:
-                golden = replace(golden, outputs=tuple(ordered))
-            if job.project.origins.get("tolerance", "default") == "default":
-                tolerance = max(tolerance, verified.tolerance)
+        proven = _prove(job, progress)
+        stages = _prove_stages(job, proven, progress)
+        compiled, on_cpu, golden = proven.compiled, proven.on_cpu, proven.golden
         end_step()
         monitor = make_monitor(job, progress=progress)
         runtime, tool = app.result(), device_tool.result()
@@ -496,14 +596,15 @@ def package_job(job: Job, out: str | Path, *, progress: Progress = NO_PROGRESS) 
             compiled=compiled,
             runtime=runtime,
             tool=tool,
+            stages=stages,
             preprocess=job.preprocess,
             postprocess=job.postprocess,
             labels=job.labels,
             golden=golden,
             model_file=job.project.model.name,
             scores=job.project.scores,
-            tolerance=golden_tolerance(tolerance, golden.outputs),
-            verified=verified,
+            tolerance=golden_tolerance(proven.tolerance, golden.outputs),
+            verified=proven.verified,
             precision=find_precision(compiled, job.project.precision),
             quantized=describe_quantization(job.model, compiled),
             tuning=[record.to_json() for record in choose_tuned_for(job, compiled).records],
@@ -517,21 +618,30 @@ def package_job(job: Job, out: str | Path, *, progress: Progress = NO_PROGRESS) 
             service=job.project.service,
             monitor=monitor,
             hwcaps=gate.needed_hwcaps(
-                job.board, (compiled.library, runtime.app, *([on_cpu.library] if on_cpu else []))
+                job.board,
+                (
+                    *(compiled.library, runtime.app, *([on_cpu.library] if on_cpu else [])),
+                    *(stage.compiled.library for stage in stages),
+                ),
             ),
             on_cpu=on_cpu,
         )
         bundle = make_bundle(contents, out)
     progress.step(f"checking every ELF file against {job.board.name}")
     gate.check_bundle(bundle, job.board)
-    if gpu_of(tried) is None:
-        _try_program(job, bundle, progress)
-    if job.postprocess is not None and job.project.verify and gpu_of(tried) is None:
+    if gpu_of(cpu_job(job) or job) is not None:
+        return bundle
+    _try_program(job, bundle, progress)
+    if job.postprocess is not None and job.project.verify:
         progress.step("comparing the app's results with the reference's")
         labels = job.labels or ()
         if not check_results(bundle, job.board, golden, job.postprocess, job.preprocess, labels):
             hint = install("zig")
             progress.step(f"not compared: the app for this machine is not built ({hint} can)")
+    if job.stages and job.project.verify:
+        progress.step("running the smoke test's photo through all stages with the app")
+        if (why := check_stages(bundle, job.board, job.stages, golden)) is not None:
+            progress.step(f"not run here: {why}; the device runs it")
     return bundle
 
 

@@ -6,6 +6,7 @@
     [states]        input = "output": an input that keeps an output until the next inference
     [preprocess]    see `edgepack.preprocess`
     [postprocess]   see `edgepack.postprocess`
+    [[stage]]       models that look at the boxes of this one: see `flow.stage_tables`
     [quantize]      images, judge: folders of photos; snr_db, budget: see `flow.quantize`
     [compile]       memory_mb, cpu_s: what compiling may take on this machine; exact: layers
                     without Winograd's algorithm; bounded: inputs of which nothing is broken
@@ -52,6 +53,7 @@ from edgepack.compiler.precision import COMPUTE, PRECISIONS, QUANTIZED
 from edgepack.flow.optimize import DEFAULT_OPTIMIZE, OPTIMIZE
 from edgepack.flow.records import RECORDS_FILE
 from edgepack.flow.reference import SCORES
+from edgepack.flow.stage_tables import Stage, take_stages
 from edgepack.model.constants import Constant
 from edgepack.model.sources import source_of
 from edgepack.postprocess.base import PostprocessSpec
@@ -104,6 +106,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "postprocess": None,
     "health": DEFAULT_HEALTH,
     "service": None,
+    "stages": (),
     "sinks": SinkTables(),
     "quantize": None,
     "monitor": None,
@@ -142,7 +145,7 @@ class Project:
     `limits_for` gives the model. `exact` layers, all or those of some nodes, are computed without
     Winograd's algorithm; `bounded` inputs have values as large as those the model was trained with.
     `records` are files of `flow.records`, by which kernels are made.
-    `health`
+    `stages` are the models that look at the boxes of this one. `health`
     bounds the test there, `service` says how it runs when nobody is logged in, `sinks` where
     results go and what is done about them. `quantize` is for making a float model one on integers,
     `monitor` for what live input is compared with.
@@ -183,6 +186,7 @@ class Project:
     postprocess: PostprocessSpec | None
     health: Health
     service: Service | None
+    stages: tuple[Stage, ...]
     sinks: SinkTables
     quantize: Quantizing | None
     monitor: Monitoring | None
@@ -387,6 +391,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     tuning = top.take_table("tune", required=False)
     health = top.take_table("health", required=False)
     service = take_service(top)
+    stages = take_stages(top)
     sinks = take_sinks(top)
     quantize = top.take_table("quantize", required=False)
     monitor = top.take_table("monitor", required=False)
@@ -397,7 +402,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     if compiling is not None:
         values |= _read_compiling(compiling)
     values["records"] = _take_records(path, tuning)
-    values |= {"service": service, "sinks": sinks or None}
+    values |= {"service": service, "sinks": sinks or None, "stages": stages}
     values |= {"health": parse_health(health) if health is not None else None}
     values["quantize"] = _read_quantize(quantize) if quantize is not None else None
     values["monitor"] = _read_monitor(monitor) if monitor is not None else None
@@ -477,6 +482,12 @@ def files_of(path: Path) -> tuple[Path, ...]:
         *(path, model, *(model.parent / name for name in weights)),
         *(project.labels, project.golden_image),
         *(*project.golden_input, *project.boards, *project.records),
+        *(file for stage in project.stages for file in stage.files),
+        *(
+            stage.model.parent / name
+            for stage in project.stages
+            for name in weights_of(stage.model, stage.model.name, str(stage.model))
+        ),
     ]
     folder = path.absolute().parent.resolve()
     found = dict.fromkeys(file.absolute() for file in named if file is not None)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +17,12 @@ from edgepack.base.tools import ToolMissingError
 from edgepack.boards import Board, load_boards
 from edgepack.bundle.bundle import Bundle, Golden
 from edgepack.flow.own_program import own_program
-from edgepack.flow.reference import of_first
+from edgepack.flow.reference import Array, of_first
+from edgepack.flow.stages import OpenStage, choose, crop_tensor
 from edgepack.native.app import build_runtime
 from edgepack.native.toolchain import select
 from edgepack.postprocess.base import PostprocessSpec
-from edgepack.postprocess.results import Results, check_equal
+from edgepack.postprocess.results import Box, Results, ResultsMismatchError, check_equal
 from edgepack.preprocess.image import load_image
 from edgepack.preprocess.spec import PreprocessSpec
 
@@ -90,6 +92,77 @@ def check_results(
         answer, want, size or postprocess.size or (1, 1), what=f"{bundle.path}: postprocessing"
     )
     return True
+
+
+def check_stages(
+    bundle: Bundle, board: Board, stages: Sequence[OpenStage], golden: Golden
+) -> str | None:
+    """Run the golden photo through all stages with the bundle's own app, emulated if need be.
+
+    What each stage is given there has to be what the reference would give it of the same boxes, and
+    it has to look at the same ones. None if that was compared, else why not.
+    Raises `ResultsMismatchError`, and `BundleError` if the app fails.
+    """
+    app = own_program(bundle, board)
+    image = next((name for name in bundle.manifest.files if name.startswith("golden/image.")), None)
+    if app is None or image is None or golden.image is None:
+        return "there is no emulator, or no C library for the program"
+    with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
+        words = ("--bundle", bundle.path, "--image", bundle.file(image), "--json")
+        done = run(
+            [*app, *words, "--threads", "1", "--save-crops", folder],
+            timeout_s=_TIMEOUT_S,
+            error=BundleError,
+            what="the app with all stages",
+        )
+        answer = parse_json(done.stdout.encode(), file="edgepack-run", error=BundleError)
+        check_crops(answer, Path(folder), stages, golden.image, what=str(bundle.path))
+    return None
+
+
+def check_crops(
+    answer: Mapping[str, Any],
+    folder: Path,
+    stages: Sequence[OpenStage],
+    image: Path,
+    *,
+    what: str,
+) -> None:
+    """Raise `ResultsMismatchError` unless the app, which gave `answer` for a photo, gave its stages
+    what the reference gives them of the same boxes; it is in `folder`."""
+    accept = ("gray", "alpha", "16bit")
+    photo = load_image(image, accept=accept)
+    boxes = [
+        Box(index=one["index"], label="", score=one["score"], box=tuple(one["box"]))
+        for one in answer.get("boxes", ())
+    ]
+    counts = {one["stage"]: one for one in answer.get("stages", ())}
+    for opened in stages:
+        name = opened.stage.name
+        chosen, dropped = choose(opened, boxes)
+        seen = [i for i, one in enumerate(answer["boxes"]) if name in one.get("answers", {})]
+        if chosen != seen or counts[name]["dropped"] != dropped:
+            raise ResultsMismatchError(
+                f"{what}: stage '{name}' looks at boxes {seen}, the reference at {chosen}"
+            )
+        for index in chosen:
+            if "error" in answer["boxes"][index]["answers"][name]:
+                continue
+            tensor = np.load(folder / f"{name}.{index}.npy")
+            wanted = crop_tensor(opened, photo, boxes[index])
+            if not _same_tensor(tensor, wanted):
+                raise ResultsMismatchError(
+                    f"{what}: stage '{name}' is given other pixels of box {index}"
+                )
+
+
+def _same_tensor(tensor: Array, wanted: Array) -> bool:
+    """Whether pixels are the same; numbers made of them as near as those of a photo."""
+    if tensor.dtype != wanted.dtype or tensor.shape != wanted.shape:
+        return False
+    if tensor.dtype.kind != "f":
+        return bool(np.array_equal(tensor, wanted))
+    return bool(np.allclose(tensor, wanted, rtol=1e-6, atol=1e-6))
 
 
 def _app(bundle: Bundle, board: Board) -> tuple[str | Path, ...] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from edgepack.base.errors import MismatchError
@@ -36,18 +36,25 @@ class Box(Found):
     """A thing and where it is.
 
     `box` is (left, top, right, bottom), `points` are (x, y), both in pixels of the photo, from its
-    upper left corner. `mask` are the pixels of the thing, if the model tells them.
+    upper left corner. `mask` are the pixels of the thing, if the model tells them. `answers` are
+    what later models say of it, by their names: results, or why there are none.
     """
 
     box: tuple[float, float, float, float]
     points: tuple[tuple[float, float], ...] = ()
     mask: BoxMask | None = None
+    answers: Mapping[str, Results | str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """As edgepack-run writes it."""
+        said = {
+            name: {"error": one} if isinstance(one, str) else one.to_dict()
+            for name, one in self.answers.items()
+        }
+        answers = {"answers": said} if said else {}
         points = {"points": [list(point) for point in self.points]} if self.points else {}
         mask = {"mask": self.mask.to_dict()} if self.mask else {}
-        return {**super().to_dict(), "box": list(self.box), **points, **mask}
+        return {**super().to_dict(), "box": list(self.box), **points, **mask, **answers}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +118,23 @@ class Values:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StageCount:
+    """How many boxes a later model looked at, how many it left out because others were likelier,
+    and of how many it could say nothing."""
+
+    stage: str
+    boxes: int
+    dropped: int
+    failed: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """As edgepack-run writes it, without times."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Results:
-    """What one kind of postprocessing gives; the others are None."""
+    """What one kind of postprocessing gives; the others are None. `stages` are later models."""
 
     top: tuple[Found, ...] | None = None
     boxes: tuple[Box, ...] | None = None
@@ -120,6 +142,7 @@ class Results:
     tensors: tuple[Values, ...] | None = None
     mask: Mask | None = None
     text: Text | None = None
+    stages: tuple[StageCount, ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of them in edgepack-run's answer."""
@@ -130,6 +153,7 @@ class Results:
             "tensors": self.tensors,
             "areas": self.mask.areas if self.mask else None,
             "text": (self.text,) if self.text else None,
+            "stages": self.stages,
         }
         return {
             key: [one.to_dict() for one in found]

@@ -32,6 +32,7 @@ APP_TARGETS = (
     "model",
     "preprocess",
     "postprocess",
+    "stages",
     "npy",
     "image",
     "frames",

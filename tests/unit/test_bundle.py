@@ -23,6 +23,7 @@ from edgepack.bundle.bundle import (
     DamagedBundleError,
     Golden,
     NotABundleError,
+    StageContents,
     open_bundle,
     write_tarball,
 )
@@ -32,9 +33,11 @@ from edgepack.bundle.manifest import (
     ManifestError,
     parse_manifest,
 )
+from edgepack.bundle.sbom import sbom
 from edgepack.bundle.tarball import ArchiveError
+from edgepack.bundle.verified import Verified
 from edgepack.model import TensorInfo
-from tests.bundles import FakeCompiled, FakeRuntime, golden, small_bundle
+from tests.bundles import FakeCompiled, FakePreprocess, FakeRuntime, golden, small_bundle
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "bundle-schema1.tar.gz"
 
@@ -394,3 +397,51 @@ def test_random_damage_gives_typed_errors_only(tmp_path: Path, layer: str) -> No
         except BundleError:
             refused += 1
     assert refused > 100
+
+
+def test_stages_are_models_of_the_bundle(tmp_path: Path) -> None:
+    """Their files are in the manifest, their memory is counted, and the bill of materials says
+    which models they are."""
+    parts = tmp_path / "parts"
+    small_bundle(tmp_path)
+    compiled = FakeCompiled(
+        library=parts / "model.so",
+        graph=parts / "graph.json",
+        params=parts / "params.bin",
+        arena_bytes=9000,
+        model_sha256="cd" * 32,
+    )
+    stage = StageContents(
+        name="breed",
+        classes=(1,),
+        most=2,
+        padding=0.5,
+        compiled=compiled,
+        preprocess=FakePreprocess(),
+        postprocess=FakePreprocess(),
+        labels=("a", "b", "c", "d"),
+        golden=golden(),
+        model_file="breed.onnx",
+        tolerance=0.01,
+        verified=Verified(),
+    )
+    bundle = open_bundle(small_bundle(tmp_path, stages=[stage]).path)
+    names = {name for name in bundle.manifest.files if name.startswith("stages")}
+    inside = ("graph.json", "model.so", "params.bin")
+    assert names == {
+        "stages.json",
+        *(f"stages/1/model/{name}" for name in inside),
+        *(f"stages/1/golden/{kind}put.npy" for kind in ("in", "out")),
+        *(f"stages/1/{name}.json" for name in ("manifest", "preprocess", "postprocess")),
+        "stages/1/verified.json",
+        "stages/1/labels.txt",
+    }
+    looks = json.loads(bundle.file("stages.json").read_bytes())["stages"]
+    assert looks == [{"name": "breed", "classes": [1], "most": 2, "padding": 0.5}]
+    assert (bundle.manifest.model.arena_bytes, bundle.manifest.model.params_bytes) == (9000, 512)
+    models = [
+        (one["name"], one["hashes"][0]["content"])
+        for one in sbom(bundle)["components"]
+        if one["type"] == "machine-learning-model"
+    ]
+    assert models == [("tiny.onnx", "ab" * 32), ("breed.onnx", "cd" * 32)]

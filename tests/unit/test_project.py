@@ -10,6 +10,7 @@ from edgepack.bundle.manifest import Health
 from edgepack.bundle.monitor import Monitoring
 from edgepack.bundle.service import Service
 from edgepack.flow.project import Quantizing, default_name, load_project, project_name, read_labels
+from edgepack.flow.stage_tables import Stage
 from edgepack.postprocess.classes import Classes
 from edgepack.preprocess.spec import PreprocessSpec, Resize
 
@@ -90,6 +91,23 @@ alarm = 0.4
 name = "home"
 url = "http://192.0.2.1:8000/seen"
 buffer = "/photos/later"
+[[stage]]
+name = "breed"
+model = "other.onnx"
+labels = "sub/labels.txt"
+classes = ["cat"]
+most = 2
+padding = 0.5
+scores = "raw"
+tolerance = 0.01
+precision = "float16"
+[stage.shapes]
+x = [1, 3, 8, 8]
+[stage.preprocess]
+resize = { mode = "exact", height = 8, width = 8 }
+[stage.postprocess]
+kind = "classes"
+top = 2
 """
 
 
@@ -134,6 +152,24 @@ def test_every_key(folder: Path) -> None:
     assert [(one.name, one.port, one.path) for one in project.sinks.sinks] == [
         ("home", 8000, "/seen")
     ]
+    exact = PreprocessSpec(resize=Resize(mode="exact", height=8, width=8))
+    assert project.stages == (
+        Stage(
+            where=f"{folder / 'edgepack.toml'}: stage[0]",
+            name="breed",
+            model=folder / "other.onnx",
+            labels=folder / "sub/labels.txt",
+            classes=("cat",),
+            most=2,
+            padding=0.5,
+            scores="raw",
+            tolerance=0.01,
+            precision="float16",
+            shapes={"x": (1, 3, 8, 8)},
+            preprocess=exact,
+            postprocess=Classes(top=2),
+        ),
+    )
     assert project.need_board() == "pynq"
     assert project.boards == (folder / "mine.toml",)
     assert project.need_device() == "pi@10.0.0.2"

@@ -72,7 +72,6 @@ class Preparer {
     frame->number = picture->number;
     frame->seen = picture->seen;
     frame->error.reset();
-    frame->image.release();
     try {
       const Clock::time_point decode = Clock::now();
       const Decoded pixels = Decode(preprocessor_, picture);
@@ -86,7 +85,9 @@ class Preparer {
       if (shown) {
         const bool whole = pixels.bgr.size() == pixels.size;
         const Decoded all = whole ? pixels : Decode(preprocessor_.InFull(), picture);
-        frame->image = all.bgr.clone();
+        all.bgr.copyTo(frame->image);
+      } else {
+        frame->image.release();
       }
     } catch (const Error& error) {
       frame->error = error;
@@ -235,8 +236,8 @@ void ToInput(const Decoded& picture, const Preprocessor& preprocessor, const Ten
 }
 
 void RunLive(const Options& options, const Preprocessor& preprocessor, const TensorInfo& input,
-             const LineOfFrame& line_of, Sight* sight, ResultSinks* sinks, std::ostream& out,
-             std::ostream& err) {
+             bool whole, const LineOfFrame& line_of, Sight* sight, ResultSinks* sinks,
+             std::ostream& out, std::ostream& err) {
   const Notifier notifier = Notifier::FromEnvironment();
   // A camera's frames are worth nothing later.
   Slot<Encoded> encoded(options.newest || options.camera);
@@ -278,7 +279,7 @@ void RunLive(const Options& options, const Preprocessor& preprocessor, const Ten
     Preparer preparer(preprocessor, input);
     LiveFrame frame;
     for (Encoded picture; encoded.Take(&picture);) {
-      preparer.Prepare(&picture, preview && preview->wanted(), &frame);
+      preparer.Prepare(&picture, whole || (preview && preview->wanted()), &frame);
       if (!prepared.Put(&frame)) return;
     }
   });

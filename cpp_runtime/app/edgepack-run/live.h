@@ -32,7 +32,7 @@ struct LiveFrame {
   double decode_ms = 0;
   double preprocess_ms = 0;
   Light light;
-  cv::Mat image;  ///< to be drawn on, if somebody looks
+  cv::Mat image;  ///< if somebody looks at all pixels, or draws on them
   std::optional<Error> error;
 };
 
@@ -65,10 +65,11 @@ void ToInput(const Decoded& picture, const Preprocessor& preprocessor, const Ten
 /// line. Reading, decoding with preprocessing, `line_of` (on this thread) and writing run beside
 /// each other, with a queue of one between any two. A photo that cannot be read gets a line with
 /// the error, a frame none; both are counted as broken. Where a preview is, is said on `err`.
-/// `sight` counts what the frames are, and is told in /metrics and --metrics.
+/// `sight` counts what the frames are, and is told in /metrics and --metrics. With `whole` frames
+/// keep all their pixels.
 /// Throws UsageError if the source cannot be read at all.
 void RunLive(const Options& options, const Preprocessor& preprocessor, const TensorInfo& input,
-             const LineOfFrame& line_of, Sight* sight, ResultSinks* sinks, std::ostream& out,
-             std::ostream& err);
+             bool whole, const LineOfFrame& line_of, Sight* sight, ResultSinks* sinks,
+             std::ostream& out, std::ostream& err);
 
 }  // namespace edgepack

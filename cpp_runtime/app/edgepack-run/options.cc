@@ -162,8 +162,9 @@ void CheckCombination(const Options& options) {
     throw UsageError(
         "--preprocess-only, --save-resized, --save-tensor, --draw and --mask are for one --image");
   }
-  if ((options.draw || options.mask) && (!options.image || options.preprocess_only)) {
-    throw UsageError("--draw and --mask need --image, and the model's results");
+  if ((options.draw || options.mask || options.save_crops) &&
+      (!options.image || options.preprocess_only)) {
+    throw UsageError("--draw, --mask and --save-crops need --image, and the model's results");
   }
   if (!options.postprocess.empty() &&
       (!options.outputs.empty() || !options.expected.empty() || options.bench)) {
@@ -268,6 +269,7 @@ Options ParseOptions(const std::vector<std::string>& words) {
       {"--draw", [&](Value text) { options.draw = text; }},
       {"--save-resized", [&](Value text) { options.save_resized = text; }},
       {"--save-tensor", [&](Value text) { options.save_tensor = text; }},
+      {"--save-crops", [&](Value text) { options.save_crops = text; }},
   };
   ReadCommandLine(words, table);
   if (rotates && sink.file.empty()) throw UsageError("--rotate and --keep need --out FILE");
@@ -348,6 +350,7 @@ usage: edgepack-run (--image FILE | --images WHERE | --frames FORMAT | --camera 
   --json               one JSON object instead of words
   --save-resized FILE  write the resized and cropped photo as .npy (HWC)
   --save-tensor FILE   write the model's input as .npy
+  --save-crops DIR     with --image: write what each stage saw, STAGE.BOX.npy
   --preprocess-only    do not run the model
   --draw FILE          with --image: the photo with its boxes and labels, points, masks or classes,
                        as .png or .jpg

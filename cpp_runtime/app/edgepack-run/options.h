@@ -73,6 +73,7 @@ struct Options {
   bool json = false;
   std::optional<std::filesystem::path> save_resized;
   std::optional<std::filesystem::path> save_tensor;
+  std::optional<std::filesystem::path> save_crops;
   bool preprocess_only = false;
   bool version = false;
   bool help = false;

@@ -99,13 +99,34 @@ void PrintScore(const Score& score, std::optional<std::string_view> label, std::
   if (label) out << "  " << *label;
 }
 
-void PrintBoxes(const std::vector<Report::LabelledBox>& boxes, std::ostream& out) {
-  for (const auto& [box, label] : boxes) {
+void PrintFound(const Found& found, std::ostream& out);
+
+/// What stages say of box number `index`.
+void PrintAnswers(std::size_t index, const std::vector<Found::Stage>& stages, std::ostream& out) {
+  for (const Found::Stage& stage : stages) {
+    for (std::size_t i = 0; i < stage.count; ++i) {
+      const Found::Answer& answer = stage.answers[i];
+      if (answer.box != index) continue;
+      out << "  " << stage.name << ":" << (answer.error.empty() ? "" : " " + answer.error) << "\n";
+      if (answer.error.empty()) PrintFound(answer.found, out);
+    }
+  }
+}
+
+void PrintBoxes(const Found& found, std::ostream& out) {
+  std::size_t index = 0;
+  for (const auto& [box, label] : *found.boxes) {
     PrintScore(box.found, label, out);
     out << std::setprecision(1) << "  at " << box.low.x << "," << box.low.y << " to " << box.high.x
         << "," << box.high.y << "\n";
+    PrintAnswers(index++, found.stages, out);
   }
-  if (boxes.empty()) out << "no boxes\n";
+  if (found.boxes->empty()) out << "no boxes\n";
+  for (const Found::Stage& stage : found.stages) {
+    if (stage.dropped == 0) continue;
+    out << stage.name << ": left out the least likely " << stage.dropped << " of "
+        << stage.count + stage.dropped << " boxes\n";
+  }
 }
 
 void PrintKeypoints(const std::vector<Report::LabelledMark>& keypoints, std::ostream& out) {
@@ -132,7 +153,7 @@ void PrintFound(const Found& found, std::ostream& out) {
     PrintScore(top.score, top.label, out);
     out << "\n";
   }
-  if (found.boxes) PrintBoxes(*found.boxes, out);
+  if (found.boxes) PrintBoxes(found, out);
   if (found.keypoints) PrintKeypoints(*found.keypoints, out);
   if (found.mask) PrintMask(found, out);
   if (found.text)

@@ -38,6 +38,7 @@
 #include "serve.h"
 #include "sight.h"
 #include "source_state.h"
+#include "stages.h"
 #include "statistics.h"
 #include "watch.h"
 
@@ -184,7 +185,7 @@ struct Photo {
   Geometry geometry;
   std::size_t batch = 1;
   std::vector<Geometry> more = {};
-  cv::Mat image = {};  ///< to be drawn on
+  cv::Mat image = {};  ///< all its pixels, if they are asked for
   Light light = {};
 };
 
@@ -221,7 +222,8 @@ void FillBatch(const Options& options, const Preprocessor& preprocessor, const T
   }
 }
 
-/// Photo to tensor: into the model, or (without one) into memory of its own.
+/// Photo to tensor: into the model, or (without one) into memory of its own. With `shown` the
+/// photo's pixels stay.
 Photo Preprocess(const Options& options, const BundleFolder& bundle, Session* session,
                  Report* report, bool shown = false) {
   const Preprocessor preprocessor(LoadPreprocessSpec(bundle.preprocess()));
@@ -259,7 +261,7 @@ Photo Preprocess(const Options& options, const BundleFolder& bundle, Session* se
   FillBatch(options, preprocessor, info, target.data, &photo);
   photo.light = LightOf(picture);
   report->preprocess_ms = preprocess.ms();
-  if (options.draw || shown) {
+  if (shown) {
     const bool whole = picture.bgr.size() == picture.size;
     photo.image = whole ? picture.bgr : preprocessor.InFull().Decode(*options.image).bgr;
   }
@@ -348,7 +350,10 @@ void Run(const Options& options, Session* session, Report* report) {
 /// The worse of two comparisons, by error over what is tolerated.
 Comparison Worse(const Comparison& a, const Comparison& b) {
   if (a.ok() != b.ok()) return a.ok() ? b : a;
-  return a.max_abs_error * b.max_abs_reference >= b.max_abs_error * a.max_abs_reference ? a : b;
+  return a.max_abs_error * (b.tolerance * b.max_abs_reference) >=
+                 b.max_abs_error * (a.tolerance * a.max_abs_reference)
+             ? a
+             : b;
 }
 
 /// Whether a tensor of another shape may be what this output is on other data.
@@ -477,6 +482,32 @@ void CheckCounts(const Options& options, const Session& session) {
   }
 }
 
+/// The bundle's first model; its stages, if it has some, are begun with it.
+Session OpenSession(const BundleFolder& bundle, Stages* stages) {
+  Model model(bundle.model());
+  return stages != nullptr ? stages->Begin(std::move(model)) : Session(std::move(model));
+}
+
+/// Has stages look at the boxes of a photo: part of the run.
+void LookAtBoxes(const cv::Mat& photo, const Options& options, Stages* stages, Report* report) {
+  *report->run_ms += stages->Look(photo, options.save_crops, report);
+}
+
+/// The golden inputs of stages, each compared with its own golden outputs.
+void CompareStages(const Stages& stages, Report* report) {
+  for (const auto& stage : stages.all()) {
+    Session* const session = &*stage->session;
+    SetGoldenInputs(stage->bundle, session);
+    const Stopwatch run;
+    session->Run();
+    *report->run_ms += run.ms();
+    for (std::size_t i = 0; i < session->outputs().size(); ++i) {
+      const std::filesystem::path path = stage->bundle.golden("output", i);
+      CompareOutput<BundleError>(*session, i, path, OpenGolden(path), stage->tolerance, report);
+    }
+  }
+}
+
 /// What --image and --golden read besides the model.
 void LoadRest(const Options& options, const BundleFolder& bundle, Session* session) {
   if (std::filesystem::exists(bundle.preprocess())) {
@@ -502,7 +533,9 @@ BundleFolder BundleOf(const Options& options) {
   return OpenBundle(options.bundle ? *options.bundle : OwnBundle());
 }
 
-Report Execute(const Options& options, const BundleFolder& bundle) {
+/// Names in the report lie in `bundle` and in its stages.
+Report Execute(const Options& options, const BundleFolder& bundle,
+               std::unique_ptr<Stages>* bundle_stages) {
   Report report;
   if (options.preprocess_only) {
     Preprocess(options, bundle, nullptr, &report);
@@ -516,22 +549,36 @@ Report Execute(const Options& options, const BundleFolder& bundle) {
   }
   ConfigureThreads(options, &report);
   const Stopwatch load;
-  Session session{Model(bundle.model())};
+  *bundle_stages = Stages::Load(bundle, options.top);
+  Stages* const stages = bundle_stages->get();
+  Session session = OpenSession(bundle, stages);
   report.load_ms = load.ms();
+  if (options.save_crops && stages == nullptr) {
+    throw UsageError("--save-crops: the bundle has no stages");
+  }
   CheckCounts(options, session);
   report.model = session.model().name();
   report.arena_bytes = session.model().arena_bytes();
   report.params_bytes = session.model().params_bytes();
+  if (stages != nullptr) {
+    for (const auto& stage : stages->all()) {
+      report.arena_bytes = std::max(report.arena_bytes, stage->model.arena_bytes());
+      report.params_bytes += stage->model.params_bytes();
+    }
+  }
   report.processor = session.model().processor();
   if (options.load_only) {
     LoadRest(options, bundle, &session);
+    if (stages != nullptr) {
+      for (const auto& stage : stages->all()) SetGoldenInputs(stage->bundle, &*stage->session);
+    }
     report.rss_peak_bytes = PeakRssBytes();
     return report;
   }
 
   std::optional<Photo> photo;
   if (options.image) {
-    photo = Preprocess(options, bundle, &session, &report);
+    photo = Preprocess(options, bundle, &session, &report, options.draw || stages != nullptr);
   } else if (options.golden) {
     SetGoldenInputs(bundle, &session);
   } else {
@@ -549,13 +596,17 @@ Report Execute(const Options& options, const BundleFolder& bundle) {
   } else {
     finder.Find(session.outputs(), std::nullopt, &report);
   }
+  for (std::size_t i = 0; i < options.outputs.size(); ++i) {
+    WriteTensor(options.outputs[i], session.outputs()[i]);
+  }
+  if (stages != nullptr) {  // in the memory of the first model's outputs
+    if (photo) LookAtBoxes(photo->image, options, stages, &report);
+    if (options.golden) CompareStages(*stages, &report);
+  }
   if (options.mask) SaveMask(*options.mask, report);
   if (options.draw) {
     DrawFound(report, &photo->image);
     SaveImage(*options.draw, photo->image);
-  }
-  for (std::size_t i = 0; i < options.outputs.size(); ++i) {
-    WriteTensor(options.outputs[i], session.outputs()[i]);
   }
   report.rss_peak_bytes = PeakRssBytes();
   return report;
@@ -567,7 +618,8 @@ Report Execute(const Options& options, const BundleFolder& bundle) {
   const BundleFolder bundle = BundleOf(options);
   Report setup;
   ConfigureThreads(options, &setup);
-  Session session{Model(bundle.model())};
+  const std::unique_ptr<Stages> stages = Stages::Load(bundle, options.top);
+  Session session = OpenSession(bundle, stages.get());
   const std::optional<Postprocessor> postprocessor = PostprocessorOf(options, bundle);
   Finder finder(postprocessor, bundle, options.top);
   Sight sight(bundle);
@@ -598,10 +650,11 @@ Report Execute(const Options& options, const BundleFolder& bundle) {
                          "or time than it may");
       }
       session.Reset();  // photos have nothing to do with each other
-      const bool shown = preview && preview->wanted();
+      const bool shown = stages != nullptr || (preview && preview->wanted());
       const Photo seen = Preprocess(one, bundle, &session, &report, shown);
       Run(one, &session, &report);
       FindPhotos(one, session, seen, &finder, &report);
+      if (stages != nullptr) LookAtBoxes(seen.image, one, stages.get(), &report);
       sight.AddRun(*report.run_ms / 1000);
       sight.AddPicture(seen.light, report);
       report.rss_peak_bytes = PeakRssBytes();
@@ -650,7 +703,8 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
   }
   Report setup;
   ConfigureThreads(options, &setup);
-  Session session{Model(bundle.model())};
+  const std::unique_ptr<Stages> stages = Stages::Load(bundle, options.top);
+  Session session = OpenSession(bundle, stages.get());
   Sight sight(bundle);
   ServedModel model;
   model.sight = &sight;
@@ -677,9 +731,14 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
     ToInput(picture, *preprocessor, input, &buffers);
     report.preprocess_ms = preprocess.ms();
     Run(options, &session, &report);
-    *run_ms = *report.run_ms;
     finder.Find(session.outputs(),
                 preprocessor->GeometryOf(picture.size.height, picture.size.width), &report);
+    if (stages != nullptr) {
+      const bool whole = picture.bgr.size() == picture.size;
+      const Decoded all = whole ? picture : preprocessor->InFull().Decode(bytes, "the photo");
+      LookAtBoxes(all.bgr, options, stages.get(), &report);
+    }
+    *run_ms = *report.run_ms;
     sight.AddPicture(LightOf(picture), report);
     return JsonLine(report);
   };
@@ -700,7 +759,8 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
   }
   Report setup;
   ConfigureThreads(options, &setup);
-  Session session{Model(bundle.model())};
+  const std::unique_ptr<Stages> stages = Stages::Load(bundle, options.top);
+  Session session = OpenSession(bundle, stages.get());
   const TensorView input = PhotoInput(session, preprocessor);
   Finder finder(postprocessor, bundle, options.top);
   Sight sight(bundle);
@@ -713,6 +773,7 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
     std::copy(frame.tensor.begin(), frame.tensor.end(), static_cast<char*>(input.data));
     Run(options, &session, &report);
     finder.Find(session.outputs(), frame.geometry, &report);
+    if (stages != nullptr) LookAtBoxes(frame.image, options, stages.get(), &report);
     sight.AddRun(*report.run_ms / 1000);
     sight.AddPicture(frame.light, report);
     *line = JsonLine(report, std::move(*line));
@@ -720,7 +781,8 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
   };
   std::optional<ResultSinks> sinks;
   if (options.sinks) sinks.emplace(bundle.path);
-  RunLive(options, preprocessor, *input.info, line_of, &sight, sinks ? &*sinks : nullptr, out, err);
+  RunLive(options, preprocessor, *input.info, stages != nullptr, line_of, &sight,
+          sinks ? &*sinks : nullptr, out, err);
 }
 
 int Fail(const Error& error, bool json, std::ostream& out, std::ostream& err) {
@@ -757,7 +819,8 @@ int RunApp(const std::vector<std::string>& words, std::ostream& out, std::ostrea
       return 0;
     }
     const BundleFolder bundle = BundleOf(options);
-    const Report report = Execute(options, bundle);
+    std::unique_ptr<Stages> stages;
+    const Report report = Execute(options, bundle, &stages);
     options.json ? PrintJson(report, out) : PrintText(report, out);
     const bool ok = !report.expected || report.expected->ok();
     return ok ? kExitOk : kExitMismatch;

@@ -195,6 +195,14 @@ void Sight::AddPicture(const Light& light, const Found& found) {
                  named ? std::optional<std::string_view>(found.labels[index]) : std::nullopt);
     }
   }
+  if (stages_.size() < found.stages.size()) stages_.resize(found.stages.size());
+  for (std::size_t i = 0; i < found.stages.size(); ++i) {
+    const Found::Stage& stage = found.stages[i];
+    if (stages_[i].name.empty()) stages_[i].name = stage.name;
+    stages_[i].boxes += static_cast<std::int64_t>(stage.count);
+    stages_[i].dropped += static_cast<std::int64_t>(stage.dropped);
+    stages_[i].failed += static_cast<std::int64_t>(stage.failed);
+  }
   if (drift_) drift_->Add({light.brightness, best.score, best.index}, SecondsSince1970());
 }
 
@@ -238,6 +246,21 @@ std::string Sight::Text() const {
   text += MetricHeader("edgepack_megapixels", "histogram", "Size of a picture.");
   text += HistogramText("edgepack_megapixels", labels_, kMegapixels.data(), sizes_.data(),
                         kMegapixels.size(), megapixels_);
+  const auto of_stages = [&](const std::string& name, const std::string& help,
+                             std::int64_t StageCount::*value) {
+    if (stages_.empty()) return;
+    text += MetricHeader(name, "counter", help);
+    for (const StageCount& stage : stages_) {
+      text += name + "{" + labels_ + "," + Label("stage", stage.name) + "} " +
+              std::to_string(stage.*value) + "\n";
+    }
+  };
+  of_stages("edgepack_stage_boxes_total", "Boxes that a stage looked at.", &StageCount::boxes);
+  of_stages("edgepack_stage_boxes_dropped_total",
+            "Boxes that a stage did not look at, because others were likelier.",
+            &StageCount::dropped);
+  of_stages("edgepack_stage_errors_total", "Boxes that a stage could not look at.",
+            &StageCount::failed);
   if (drift_) text += drift_->Text(labels_);
   return text;
 }

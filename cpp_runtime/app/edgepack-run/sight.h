@@ -63,6 +63,13 @@ class Sight {
     std::int64_t count = 0;
   };
 
+  struct StageCount {
+    std::string name;
+    std::int64_t boxes = 0;
+    std::int64_t dropped = 0;
+    std::int64_t failed = 0;
+  };
+
   void CountClass(std::size_t index, const std::optional<std::string_view>& label);
 
   std::string info_;    // labels of the release
@@ -76,6 +83,7 @@ class Sight {
   std::int64_t not_finite_ = 0;
   std::vector<ClassCount> classes_;
   std::int64_t other_classes_ = 0;
+  std::vector<StageCount> stages_;
   std::int64_t pictures_ = 0;
   std::int64_t empty_ = 0;
   UnitHistogram<Drift::kScoreBins> scores_;

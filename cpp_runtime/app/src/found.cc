@@ -25,7 +25,37 @@ void WritePoint(Point point, JsonWriter* json) {
   json->BeginArray().Number(point.x).Number(point.y).EndArray();
 }
 
-void WriteBox(const Found::LabelledBox& labelled, JsonWriter* json) {
+/// What stages say of box number `index`.
+void WriteAnswers(std::size_t index, const std::vector<Found::Stage>& stages, JsonWriter* json) {
+  bool any = false;
+  for (const Found::Stage& stage : stages) {
+    for (std::size_t i = 0; i < stage.count; ++i) {
+      const Found::Answer& answer = stage.answers[i];
+      if (answer.box != index) continue;
+      if (!any) json->Key("answers").BeginObject();
+      any = true;
+      json->Key(stage.name).BeginObject();
+      if (answer.error.empty()) {
+        WriteFound(answer.found, json);
+      } else {
+        json->Key("error").String(answer.error);
+      }
+      json->EndObject();
+    }
+  }
+  if (any) json->EndObject();
+}
+
+void WriteStage(const Found::Stage& stage, JsonWriter* json) {
+  json->BeginObject().Key("stage").String(stage.name);
+  WriteCount("boxes", stage.count, json);
+  WriteCount("dropped", stage.dropped, json);
+  WriteCount("failed", stage.failed, json);
+  json->Key("run_ms").Number(stage.run_ms).EndObject();
+}
+
+void WriteBox(const Found::LabelledBox& labelled, std::size_t index,
+              const std::vector<Found::Stage>& stages, JsonWriter* json) {
   const Box& box = labelled.box;
   WriteCount("index", box.found.index, &json->BeginObject());
   if (labelled.label) json->Key("label").String(*labelled.label);
@@ -39,6 +69,7 @@ void WriteBox(const Found::LabelledBox& labelled, JsonWriter* json) {
     json->Int(box.mask.height).Int(box.mask.width).EndArray();
     json->Key("counts").String(box.mask.counts).EndObject();
   }
+  WriteAnswers(index, stages, json);
   json->EndObject();
 }
 
@@ -135,7 +166,9 @@ void WriteFound(const Found& found, JsonWriter* json) {
     WriteList("top", found.top, json, [&](const auto& top) { WriteTop(top, json); });
   }
   if (found.boxes) {
-    WriteList("boxes", *found.boxes, json, [&](const auto& box) { WriteBox(box, json); });
+    std::size_t index = 0;
+    WriteList("boxes", *found.boxes, json,
+              [&](const auto& box) { WriteBox(box, index++, found.stages, json); });
   }
   if (found.keypoints) {
     WriteList("keypoints", *found.keypoints, json,
@@ -152,6 +185,10 @@ void WriteFound(const Found& found, JsonWriter* json) {
   if (found.text) {
     json->Key("text").BeginArray().BeginObject().Key("text").String(found.text->text);
     json->Key("score").Number(found.text->score).EndObject().EndArray();
+  }
+  if (!found.stages.empty()) {
+    WriteList("stages", found.stages, json,
+              [&](const Found::Stage& stage) { WriteStage(stage, json); });
   }
 }
 

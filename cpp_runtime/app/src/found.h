@@ -38,6 +38,26 @@ struct Found {
   std::optional<Mask> mask;
   std::vector<std::string> labels;  ///< of the mask's classes
   std::optional<TextLine> text;
+
+  struct Answer;
+  /// What a later model says of boxes: the first `count` of `answers`, which are in their order.
+  /// Its name, as labels do, lies in what was loaded of the bundle.
+  struct Stage {
+    std::string_view name;
+    std::size_t count = 0;
+    std::size_t dropped = 0;  ///< boxes that were too many
+    std::size_t failed = 0;   ///< of the answers: errors
+    double run_ms = 0;
+    std::vector<Answer> answers;
+  };
+  std::vector<Stage> stages;
+};
+
+/// Of box number `box`; an error that is not empty stands for what could not be found.
+struct Found::Answer {
+  std::size_t box = 0;
+  std::string error;
+  Found found;
 };
 
 /// Takes the memory of `results` and gives what was in `found` for it.
@@ -69,8 +89,8 @@ class Finder {
   Results results_;
 };
 
-/// The members "top", "boxes", "keypoints", "tensors", "areas" and "text" of an object, those that
-/// there are.
+/// The members "top", "boxes", "keypoints", "tensors", "areas", "text" and "stages" of an object,
+/// those that there are.
 void WriteFound(const Found& found, JsonWriter* json);
 
 }  // namespace edgepack

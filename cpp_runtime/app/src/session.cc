@@ -40,20 +40,23 @@ DLDataType ToDLDataType(DType dtype) {
   return {kDLFloat, bits, 1};
 }
 
-MemoryMap MakeArena(std::size_t bytes) {
+}  // namespace
+
+std::shared_ptr<const MemoryMap> MakeArena(std::size_t bytes) {
   try {
-    return MemoryMap::Zeroed(bytes);
+    return std::make_shared<const MemoryMap>(MemoryMap::Zeroed(bytes));
   } catch (const std::bad_alloc&) {
     throw BundleError("there is no memory for an arena of " + std::to_string(bytes) + " bytes",
                       "use a smaller model or input, or a board with more memory");
   }
 }
 
-}  // namespace
-
 struct Session::State {
-  State(Model shared_model, ThreadPool* threads)
-      : model(std::move(shared_model)), pool(threads), arena(MakeArena(model.arena_bytes())) {
+  State(Model shared_model, ThreadPool* threads, std::shared_ptr<const MemoryMap> memory = nullptr)
+      : model(std::move(shared_model)),
+        pool(threads),
+        arena(memory != nullptr ? std::move(memory) : MakeArena(model.arena_bytes())) {
+    if (arena->size() < model.arena_bytes()) throw std::logic_error("the arena is too small");
     const Graph& graph = shared().graph;
     tensors.reserve(graph.tensors.size());
     for (std::size_t i = 0; i < graph.tensors.size(); ++i) tensors.push_back(TensorAt(i));
@@ -96,7 +99,7 @@ struct Session::State {
 
   [[nodiscard]] DLTensor TensorAt(std::size_t index) const {
     const GraphTensor& tensor = shared().graph.tensors[index];
-    const MemoryMap& storage = tensor.storage == Storage::kArena ? arena : shared().params;
+    const MemoryMap& storage = tensor.storage == Storage::kArena ? *arena : shared().params;
     DLTensor view = {};
     view.data = storage.data() + tensor.offset;
     view.device = {kDLCPU, 0};
@@ -112,7 +115,7 @@ struct Session::State {
 
   void OpenGpuSession() {
     try {
-      gpu = shared().gpu->NewSession(arena.data());
+      gpu = shared().gpu->NewSession(arena->data());
     } catch (const GpuError& error) {
       if (!shared().on_cpu) throw;
       shared().health->Failed(error.message);
@@ -375,7 +378,7 @@ struct Session::State {
 
   Model model;
   ThreadPool* pool;
-  MemoryMap arena;
+  std::shared_ptr<const MemoryMap> arena;
   /// Null if the plan has nothing for one.
   std::unique_ptr<GpuSession> gpu;
   /// The same model by its plan for the CPU, once the GPU has failed.
@@ -397,8 +400,8 @@ struct Session::State {
   std::vector<std::vector<TVMFFIAny>> args;
 };
 
-Session::Session(Model model, ThreadPool* pool)
-    : state_(std::make_unique<State>(std::move(model), pool)) {}
+Session::Session(Model model, ThreadPool* pool, std::shared_ptr<const MemoryMap> arena)
+    : state_(std::make_unique<State>(std::move(model), pool, std::move(arena))) {}
 Session::~Session() = default;
 Session::Session(Session&&) noexcept = default;
 Session& Session::operator=(Session&&) noexcept = default;

@@ -76,6 +76,34 @@ TEST_CASE("boxes are written") {
   CHECK(Contains(text.str(), "   0.5000      2  cat  at 1.0,2.0 to 3.0,4.2\n"));
 }
 
+TEST_CASE("what stages say of boxes is written with them") {
+  Report report;
+  report.boxes.emplace();
+  report.boxes->push_back({{{2, 0.5}, {1, 2}, {3, 4}, {}, {}}, "cat"});
+  report.boxes->push_back({{{2, 0.25}, {5, 6}, {7, 8}, {}, {}}, "cat"});
+  Found::Stage stage;
+  stage.name = "breed";
+  stage.count = 2;
+  stage.dropped = 3;
+  stage.failed = 1;
+  stage.run_ms = 1.5;
+  stage.answers.resize(3);  // the third is of an earlier picture
+  stage.answers[0].found.top = {{{7, 0.75}, "tabby"}};
+  stage.answers[1].box = 1;
+  stage.answers[1].error = "too thin";
+  report.stages.push_back(stage);
+  std::ostringstream json;
+  PrintJson(report, json);
+  CHECK(Contains(json.str(), R"("box":[1,2,3,4],"answers":{"breed":{"top":[{"index":7,)"
+                             R"("label":"tabby","score":0.75}]}}})"));
+  CHECK(Contains(json.str(), R"("box":[5,6,7,8],"answers":{"breed":{"error":"too thin"}}})"));
+  CHECK(Contains(json.str(), R"("stages":[{"stage":"breed","boxes":2,"dropped":3,"failed":1,)"
+                             R"("run_ms":1.5}])"));
+  CHECK(Contains(Text(report), "  breed:\n   0.7500      7  tabby\n"));
+  CHECK(Contains(Text(report), "  breed: too thin\n"));
+  CHECK(Contains(Text(report), "breed: left out the least likely 3 of 5 boxes\n"));
+}
+
 TEST_CASE("a full report") {
   const JsonDocument document = Json(FullReport());
   JsonObject json = document.Root();

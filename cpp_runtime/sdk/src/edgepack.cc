@@ -71,6 +71,10 @@ Value* Given(Value* value, const char* name) {
 struct OpenModel {
   explicit OpenModel(const std::filesystem::path& folder)
       : bundle(OpenBundle(folder)), model(bundle.model()) {
+    if (std::filesystem::exists(bundle.path / "stages.json")) {
+      throw BundleError(bundle.path.string() + " has stages, this library runs one model",
+                        "open the folder of one of its models, stages/1, or run edgepack-run");
+    }
     if (std::filesystem::exists(bundle.preprocess())) {
       preprocessor.emplace(LoadPreprocessSpec(bundle.preprocess()));
     }

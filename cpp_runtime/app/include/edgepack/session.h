@@ -11,6 +11,11 @@
 
 namespace edgepack {
 
+class MemoryMap;
+
+/// Memory of so many bytes for the runs of sessions. Throws BundleError if there is none.
+std::shared_ptr<const MemoryMap> MakeArena(std::size_t bytes);
+
 /// Runs a model, in memory of its own: an arena. Parameters and kernels are the model's, whichever
 /// session runs it, so that sessions on different threads run at the same time. One session is for
 /// one thread at a time.
@@ -19,8 +24,10 @@ namespace edgepack {
 class Session {
  public:
   /// `pool` runs the kernels' parallel loops and outlives the session. Throws BundleError if there
-  /// is no memory.
-  explicit Session(Model model, ThreadPool* pool = &ThreadPool::Global());
+  /// is no memory. An `arena` is that of sessions of models without states: what one has read is
+  /// gone once another runs, and they do not run at the same time.
+  explicit Session(Model model, ThreadPool* pool = &ThreadPool::Global(),
+                   std::shared_ptr<const MemoryMap> arena = nullptr);
   ~Session();
   Session(Session&&) noexcept;
   Session& operator=(Session&&) noexcept;

@@ -1,0 +1,172 @@
+#include "stages.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include <edgepack/errors.h>
+#include <edgepack/npy.h>
+#include <opencv2/core.hpp>
+
+#include "bundle_json.h"
+#include "live.h"
+#include "platform/opencv/decode.h"
+
+namespace edgepack {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Of a stage's own golden output.
+double ReadTolerance(const std::filesystem::path& folder) {
+  const JsonDocument document = ReadBundleJson(folder / "manifest.json");
+  JsonObject root = document.Root();
+  const double tolerance = root.Number("tolerance");
+  if (!(tolerance > 0 && tolerance < 1)) root.Fail("tolerance", "is not between 0 and 1");
+  return tolerance;
+}
+
+std::optional<Postprocessor> LoadPostprocessor(const std::filesystem::path& path) {
+  if (!std::filesystem::exists(path)) return std::nullopt;
+  PostprocessSpec spec = LoadPostprocessSpec(path);
+  if (spec.instances() || spec.kind == PostprocessSpec::Kind::kSegmentation) {
+    throw BundleError(path.string() + ": a stage gives no masks");
+  }
+  return Postprocessor(std::move(spec));
+}
+
+/// From the pixels of a crop to those of the photo.
+void Move(Point by, Found* found) {
+  const auto move = [&](Point* point) {
+    point->x += by.x;
+    point->y += by.y;
+  };
+  if (found->boxes) {
+    for (Found::LabelledBox& one : *found->boxes) {
+      move(&one.box.low);
+      move(&one.box.high);
+      for (Point& point : one.box.points) move(&point);
+    }
+  }
+  if (found->keypoints) {
+    for (Found::LabelledMark& one : *found->keypoints) move(&one.mark.point);
+  }
+}
+
+bool IsFinite(const Box& box) {
+  return std::isfinite(box.low.x) && std::isfinite(box.low.y) && std::isfinite(box.high.x) &&
+         std::isfinite(box.high.y);
+}
+
+}  // namespace
+
+Stages::Stage::Stage(const std::filesystem::path& folder, StageSpec looks_at)
+    : spec(std::move(looks_at)),
+      bundle(OpenBundle(folder)),
+      tolerance(ReadTolerance(folder)),
+      preprocessor(LoadPreprocessSpec(bundle.preprocess())),
+      postprocessor(LoadPostprocessor(bundle.postprocess())),
+      model(bundle.model()) {
+  const std::vector<TensorInfo>& inputs = model.inputs();
+  if (inputs.size() != 1 || inputs.front().name != preprocessor.spec().input ||
+      inputs.front().shape.empty() || inputs.front().shape.front() != 1) {
+    throw BundleError(folder.string() + ": the stage's model does not take one image");
+  }
+}
+
+std::unique_ptr<Stages> Stages::Load(const BundleFolder& bundle, std::optional<int> top) {
+  const std::filesystem::path specs = bundle.path / "stages.json";
+  if (!std::filesystem::exists(specs)) return nullptr;
+  std::vector<std::unique_ptr<Stage>> stages;
+  for (StageSpec& spec : LoadStageSpecs(specs)) {
+    const std::string number = std::to_string(stages.size() + 1);
+    stages.push_back(std::make_unique<Stage>(bundle.path / "stages" / number, std::move(spec)));
+    Stage& stage = *stages.back();
+    stage.finder.emplace(stage.postprocessor, stage.bundle, top);
+  }
+  return std::unique_ptr<Stages>(new Stages(std::move(stages)));
+}
+
+Session Stages::Begin(Model first) {
+  std::size_t bytes = first.arena_bytes();
+  for (const auto& stage : stages_) bytes = std::max(bytes, stage->model.arena_bytes());
+  const std::shared_ptr<const MemoryMap> arena = MakeArena(bytes);
+  for (const auto& stage : stages_) {
+    stage->session.emplace(stage->model, &ThreadPool::Global(), arena);
+    stage->input = stage->session->inputs().front();
+  }
+  // What a state holds stays until the next inference.
+  const bool shares = first.states().empty();
+  return Session(std::move(first), &ThreadPool::Global(), shares ? arena : nullptr);
+}
+
+void Stages::Choose(const StageSpec& spec, const Found& found, Found::Stage* stage) {
+  const std::vector<Found::LabelledBox>& boxes = *found.boxes;
+  chosen_.clear();
+  for (std::size_t i = 0; i < boxes.size(); ++i) {
+    const std::size_t index = boxes[i].box.found.index;
+    const bool is_wanted =
+        spec.classes.empty() ||
+        std::find(spec.classes.begin(), spec.classes.end(), index) != spec.classes.end();
+    if (is_wanted && IsFinite(boxes[i].box)) chosen_.push_back(i);
+  }
+  const std::size_t count = std::min(chosen_.size(), spec.most);
+  stage->dropped = chosen_.size() - count;
+  // Equal ones by their order.
+  std::sort(chosen_.begin(), chosen_.end(), [&](std::size_t a, std::size_t b) {
+    const double first = boxes[a].box.found.score;
+    const double second = boxes[b].box.found.score;
+    return first != second ? first > second : a < b;
+  });
+  chosen_.resize(count);
+  std::sort(chosen_.begin(), chosen_.end());
+  if (stage->answers.size() < count) stage->answers.resize(count);
+  for (std::size_t i = 0; i < count; ++i) stage->answers[i].box = chosen_[i];
+  stage->count = count;
+}
+
+double Stages::Look(const cv::Mat& photo, const std::optional<std::filesystem::path>& crops,
+                    Found* found) {
+  if (!found->boxes) throw BundleError("stages.json: the first model gives no boxes");
+  found->stages.resize(stages_.size());
+  double all_ms = 0;
+  for (std::size_t i = 0; i < stages_.size(); ++i) {
+    Stage& stage = *stages_[i];
+    Found::Stage& seen = found->stages[i];
+    seen.name = stage.spec.name;
+    seen.failed = 0;
+    seen.run_ms = 0;
+    Choose(stage.spec, *found, &seen);
+    for (std::size_t at = 0; at < seen.count; ++at) {
+      Found::Answer& answer = seen.answers[at];
+      const Box& box = (*found->boxes)[answer.box].box;
+      const PixelBox crop = CropOf(box.low, box.high, stage.spec.padding, photo.rows, photo.cols);
+      answer.error.clear();
+      try {
+        const Decoded picture(photo(cv::Rect(crop.left, crop.top, crop.width, crop.height)));
+        ToInput(picture, stage.preprocessor, stage.input, &stage.buffers);
+        if (crops) {
+          const std::string name = stage.spec.name + "." + std::to_string(answer.box) + ".npy";
+          WriteNpy(*crops / name, stage.input.info->dtype, stage.input.info->shape,
+                   stage.input.data);
+        }
+        const Clock::time_point start = Clock::now();
+        stage.session->Run();
+        seen.run_ms += std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+        stage.finder->Find(stage.session->outputs(),
+                           stage.preprocessor.GeometryOf(crop.height, crop.width), &answer.found);
+        Move({static_cast<double>(crop.left), static_cast<double>(crop.top)}, &answer.found);
+      } catch (const Error& error) {
+        if (error.exit_code == kExitBundle || error.kind == "usage") throw;
+        answer.error = error.message;
+        ++seen.failed;
+      }
+    }
+    all_ms += seen.run_ms;
+  }
+  return all_ms;
+}
+
+}  // namespace edgepack

