@@ -457,6 +457,23 @@ def test_when_runs_a_program_after_a_while_and_not_too_often(program: Path, tmp_
     assert [json.loads(text)["boxes"][1]["score"] for text in rung[1::2]] == [0.7, 0.7]
 
 
+def test_what_a_stage_says_of_a_box_starts_a_program(program: Path, tmp_path: Path) -> None:
+    script = tmp_path / "ring"
+    script.write_text(f"#!/bin/sh\ncat >> {tmp_path}/rung\n")
+    script.chmod(0o755)
+    rule = {**when(run=[str(script)]), "class": "tabby"}
+    top = [{"index": 3, "label": "tabby", "score": 0.9}]
+    cat = {"index": 0, "label": "cat", "score": 0.9, "box": [1, 2, 3, 4]}
+    for answers in ({"breed": {"top": top}}, {"breed": {"error": "too thin"}, "b": {"top": top}}):
+        with running(program, tmp_path, rules=[rule]) as sinks:
+            sinks.say(json.dumps({"frame": 0, "boxes": [cat]}))  # nothing of a tabby
+            sinks.say(json.dumps({"frame": 1, "boxes": [{**cat, "answers": answers}]}))
+            sinks.await_metric('edgepack_action_runs_total{when="visitor"}', 1)
+            sinks.end()
+    rung = (tmp_path / "rung").read_text().splitlines()
+    assert [json.loads(text)["frame"] for text in rung] == [1, 1]
+
+
 def test_a_program_that_hangs_and_forks_is_killed_whole(program: Path, tmp_path: Path) -> None:
     script = tmp_path / "hang"
     script.write_text(

@@ -11,15 +11,18 @@ namespace {
 constexpr std::array<std::string_view, 3> kLists = {"boxes", "keypoints", "top"};
 constexpr std::size_t kMost = 10000;
 
-}  // namespace
-
-std::vector<Detection> ReadDetections(std::string_view line) {
-  const JsonDocument document(line, "line", "line");
-  JsonObject root = document.Root();
-  std::vector<Detection> found;
+/// What the lists of an object name, and, with `answers`, what later models say of boxes.
+// Once: answers have no answers.
+// NOLINTNEXTLINE(misc-no-recursion)
+void ReadLists(bool answers, JsonObject* from, std::vector<Detection>* found) {
   for (const std::string_view list : kLists) {
-    if (!root.HasValue(list)) continue;
-    for (JsonObject& object : root.Objects(list, kMost)) {
+    if (!from->HasValue(list)) continue;
+    for (JsonObject& object : from->Objects(list, kMost)) {
+      if (answers && object.HasValue("answers")) {
+        object.ForEachObject("answers", [&](const std::string&, JsonObject answer) {
+          ReadLists(false, &answer, found);
+        });
+      }
       if (!object.HasValue("score")) continue;
       Detection detection;
       detection.score = object.Number("score");
@@ -28,9 +31,18 @@ std::vector<Detection> ReadDetections(std::string_view line) {
       } else if (object.HasValue("index")) {
         detection.label = std::to_string(object.Int("index"));
       }
-      found.push_back(std::move(detection));
+      found->push_back(std::move(detection));
     }
   }
+}
+
+}  // namespace
+
+std::vector<Detection> ReadDetections(std::string_view line) {
+  const JsonDocument document(line, "line", "line");
+  JsonObject root = document.Root();
+  std::vector<Detection> found;
+  ReadLists(true, &root, &found);
   return found;
 }
 

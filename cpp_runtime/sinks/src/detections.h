@@ -12,8 +12,8 @@ struct Detection {
   double score = 0;
 };
 
-/// What a line of edgepack-run names: its boxes, points and classes. Of what has no label the
-/// number is one. Throws Error if the line is no JSON object.
+/// What a line of edgepack-run names: its boxes, points and classes, and what later models say of
+/// its boxes. Of what has no label the number is one. Throws Error if the line is no JSON object.
 std::vector<Detection> ReadDetections(std::string_view line);
 
 }  // namespace edgepack::sinks
