@@ -38,6 +38,7 @@ WRITES = frozenset(
         "--output",
         "--save-resized",
         "--save-tensor",
+        "--save-crops",
         "--dump",
     ]
 )
