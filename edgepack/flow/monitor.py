@@ -33,6 +33,7 @@ from edgepack.preprocess.photos import SUFFIXES, photos_below
 
 if TYPE_CHECKING:
     from edgepack.flow.job import Job
+    from edgepack.flow.project import Project
 
 _GRID = 32
 
@@ -61,7 +62,7 @@ def make_monitor(job: Job, *, progress: Progress = NO_PROGRESS) -> MonitorSpec |
             f"{origin}: needs preprocessing, and a model of one input, which is one photo",
             hint="add a [preprocess] table: `edgepack init` writes one",
         )
-    photos = _photos(job, wanted, origin)
+    photos = photos_to_compare_with(job.project)
     reference = Reference(widen(as_meant(job.model.proto)))
     seen = []
     with progress.bar(f"looking at {format_count(len(photos), 'photo')}", len(photos)) as bar:
@@ -114,8 +115,13 @@ def best_of(results: Results) -> tuple[float | None, int | None]:
     return score, index
 
 
-def _photos(job: Job, wanted: Monitoring, origin: str) -> list[Path]:
-    quantizing = job.project.quantize
+def photos_to_compare_with(project: Project) -> list[Path]:
+    """Those of `[monitor]`; none without that table. Raises ConfigError for too few."""
+    wanted = project.monitor
+    if wanted is None:
+        return []
+    origin = f"{project.origins['monitor']}: [monitor]"
+    quantizing = project.quantize
     images = wanted.images or (quantizing.images if quantizing else None)
     if images is None:
         raise ConfigError(

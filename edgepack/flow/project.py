@@ -468,11 +468,13 @@ def _read_release(table: Table) -> dict[str, Any]:
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
-    """A project file and all that it needs: model, weights in other files, labels, photos, own
-    profiles of boards, records. All lie in its folder.
+    """A project file and all that it needs to be deployed: model, weights in other files, labels,
+    photos of the smoke test and of `[monitor]`, own profiles of boards, records. All lie in its
+    folder.
 
     Raises `UsageError` for one that lies elsewhere, and what `load_project` and the model raise.
     """
+    from edgepack.flow.monitor import photos_to_compare_with
     from edgepack.model.sources import weights_of
 
     project = load_project(path)
@@ -488,6 +490,7 @@ def files_of(path: Path) -> tuple[Path, ...]:
             for stage in project.stages
             for name in weights_of(stage.model, stage.model.name, str(stage.model))
         ),
+        *photos_to_compare_with(project),
     ]
     folder = path.absolute().parent.resolve()
     found = dict.fromkeys(file.absolute() for file in named if file is not None)
@@ -551,8 +554,7 @@ def _read_quantize(table: Table) -> Quantizing:
     for key in ("images", "judge"):
         name = table.take(key, str, None)
         folders[key] = folder = None if name is None else table.file_inside(key, name)
-        if folder is not None and not folder.is_dir():
-            raise table.fail(key, f"no such folder: {folder}")
+        # It may be elsewhere: who deploys a published project does not quantise again.
         if folder is not None:
             _check_links(table, key, folder)
     budget = table.take("budget", float, Quantizing.budget)

@@ -92,7 +92,10 @@ def read_photos(preprocess: PreprocessSpec, images: Path, judge: Path | None) ->
 
 def _by_content(folder: Path, what: str) -> dict[str, Path]:
     if not folder.is_dir():
-        raise UsageError(f"{what}: no such folder: {folder}")
+        raise UsageError(
+            f"{what}: no such folder: {folder}",
+            hint="name another one, there or by [quantize] in the project file",
+        )
     found = {
         hashlib.sha256(read_photo(path)).hexdigest(): path
         for path in photos_below(folder, option=what)

@@ -15,9 +15,12 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
+from PIL import Image
 
 from edgepack.base.errors import UsageError
 from edgepack.cli import main
+from edgepack.flow.monitor import photos_to_compare_with
+from edgepack.flow.project import load_project
 from edgepack.model.errors import SourceError
 from edgepack.model.sources import local_model, oci, source_of
 from tests.boards import own_cache, unpacked
@@ -121,6 +124,30 @@ def test_to_the_registry_and_back(
     assert main(["check", "--project", "flowers/edgepack.toml"]) == 0
 
 
+def test_photos_that_a_deploy_needs_travel_and_others_stay(
+    registry: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`[monitor]` is made from photos when a bundle is packed, `[quantize]` was before."""
+    for folder, count in (("seen", 70), ("many", 3)):
+        (project / folder).mkdir()
+        for number in range(count):
+            path = project / folder / f"{number:02}.png"
+            Image.new("RGB", (9, 8), (number, 2 * number, 90)).save(path)
+    words = '[preprocess]\npreset = "tf-imagenet"\n[quantize]\nimages = "many"\n'
+    words += '[monitor]\nimages = "seen"\nmost = 50\n'
+    (project / "edgepack.toml").write_text((project / "edgepack.toml").read_text() + words)
+    name = f"oci://{registry}/shop/watched:1"
+    words = f"publish model {name} --project {project / 'edgepack.toml'} --json"
+    assert main(words.split()) == 0
+    files = json.loads(capsys.readouterr().out)["files"]
+    assert len([file for file in files if file.startswith("seen/")]) == 50
+    assert not any(file.startswith("many/") for file in files)
+
+    chosen = photos_to_compare_with(load_project(local_model(name).parents[1] / "edgepack.toml"))
+    theirs = photos_to_compare_with(load_project(project / "edgepack.toml"))
+    assert [file.read_bytes() for file in chosen] == [file.read_bytes() for file in theirs]
+
+
 def test_what_is_not_there(registry: str, capsys: pytest.CaptureFixture[str]) -> None:
     for name, words in (
         (f"{registry}/none/at-all:1", "not there"),
@@ -205,7 +232,7 @@ def test_artefacts_of_others(
     [
         ({"layers": None}, "no artefact of files"),
         ({"manifests": []}, "no artefact of files"),
-        ({"layers": [{}] * 300}, "300 files; at most 256"),
+        ({"layers": [{}] * 2100}, "2100 files; at most 2048"),
         ({"layers": [1]}, "a layer without a file's name"),
         ({"layers": {"a": 1}}, "layers"),
     ],

@@ -37,7 +37,7 @@ _NAME = re.compile(
 )
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _MAX_MANIFEST = 1 << 20
-_MAX_FILES = 256
+_MAX_FILES = 2048
 _MAX_BYTES = 8 << 30
 _ASK_S = 300.0
 # What a slow line brings: a transfer that takes longer has ended.
