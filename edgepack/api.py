@@ -21,6 +21,7 @@ from edgepack import formats
 from edgepack.base.arguments import speaks_of_arguments
 from edgepack.base.errors import UsageError
 from edgepack.base.progress import NO_PROGRESS, Progress, make_progress
+from edgepack.boards import get_board
 from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.signing import check_version, note_version, sign_folder
 from edgepack.flow.arguments import Preprocess, project_from
@@ -77,6 +78,8 @@ def init(
     from edgepack.flow.project import load_project
     from edgepack.model.sources import local_model
 
+    if board is not None:
+        get_board(board)
     own = local_model(model, beside=Path(out).parent)
     options: dict[str, Any] = {"preset": preset, "labels": _path(labels), "overwrite": overwrite}
     options |= {"board": board, "device": device}
@@ -113,7 +116,7 @@ def check(
     known = project_from("check", model, project=project, preprocess=preprocess, settings=settings)
     if rows is not None:
         return check_rows(known, Path(rows), target)
-    return check_project(known, _files(images), top=top)
+    return check_project(known, _files("images", images), top=top)
 
 
 @speaks_of_arguments
@@ -302,11 +305,20 @@ def _path(file: File | None) -> Path | None:
     return None if file is None else Path(file)
 
 
-def _files(files: File | Iterable[File]) -> list[Path]:
-    return [Path(one) for one in ([files] if isinstance(files, str | Path) else files)]
+def _files(name: str, files: File | Iterable[File]) -> list[Path]:
+    several = [files] if isinstance(files, str | Path) else list(files)
+    for one in several:
+        if not isinstance(one, str | Path):
+            raise UsageError(
+                f"{name}: {type(one).__name__} is no path",
+                hint="save it as a PNG; what is deployed takes arrays: deployed.run(array)",
+            )
+    return [Path(one) for one in several]
 
 
 def _given(name: str, value: File | None) -> File:
     if value is None:
         raise UsageError(f"{name}: not given", hint="a folder of photos")
+    if not isinstance(value, str | Path):
+        raise UsageError(f"{name}: {type(value).__name__} is no path", hint="a folder of photos")
     return value

@@ -32,7 +32,7 @@ from edgepack.deploy.answers import SenselessError, Status, Switched
 from edgepack.deploy.app_answers import AppAnswer, Bench, Class, Profile, class_bars, emulated_mark
 from edgepack.deploy.deploy import Report
 from edgepack.deploy.options import DEFAULT_OPTIONS, DeployOptions
-from edgepack.deploy.remote_app import TENSORS, RunRequest, ask_app
+from edgepack.deploy.remote_app import TENSORS, RunRequest, ask_app, need_release
 from edgepack.deploy.remote_service import need_service
 from edgepack.deploy.remote_tool import Layout
 from edgepack.device import Device, RemoteTimeout, SshOptions, open_device
@@ -280,6 +280,7 @@ class Deployment(Closing):
     def _source_model(self) -> SourceModel:
         """The inputs and outputs of the release that is current, by its manifest."""
         if self._model is None:
+            need_release(self.device, Layout.of(self.root).root)
             with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
                 file = Path(folder) / MANIFEST_NAME
                 self.device.get(f"{Layout.of(self.root).root}/current/{MANIFEST_NAME}", file)

@@ -14,14 +14,14 @@ import pytest
 
 import edgepack
 from edgepack.base.arguments import in_words_of_arguments
-from edgepack.base.errors import ConfigError, EdgepackError, UsageError
+from edgepack.base.errors import ConfigError, EdgepackError, NothingThereError, UsageError
 from edgepack.flow.arguments import project_from
 from edgepack.flow.average_precision import Guess, Thing, average_precision
 from edgepack.flow.evaluate import Evaluation
 from edgepack.flow.evaluate_boxes import BoxEvaluation
 from edgepack.flow.init import draft_project
 from edgepack.flow.project import load_project
-from tests.onnx_models import Builder
+from tests.onnx_models import Builder, one_conv
 
 
 def classifier(path: Path, shape: list[Any]) -> Path:
@@ -211,3 +211,22 @@ def test_a_model_is_needed() -> None:
 )  # fmt: skip
 def test_words_of_options_become_those_of_arguments(text: str, spoken: str) -> None:
     assert in_words_of_arguments(text) == spoken
+
+
+def test_mistakes_in_python_are_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = one_conv(tmp_path / "net.onnx")
+    with pytest.raises(edgepack.EdgepackError, match="unknown board: rasp9"):
+        edgepack.init(path, board="rasp9")
+    assert not Path("edgepack.toml").exists()
+    array: Any = np.zeros((8, 8, 3), np.uint8)
+    for given in (array, [array]):
+        with pytest.raises(UsageError, match="images: ndarray is no path"):
+            edgepack.check(path, images=given)
+    for function in (edgepack.evaluate, edgepack.quantize):
+        with pytest.raises(UsageError, match="images: ndarray is no path"):
+            function(path, images=array)
+    deployed = edgepack.connect("local", name="nothing")
+    with pytest.raises(NothingThereError, match="local: no release is current in edgepack/nothing"):
+        deployed.run([np.zeros((1, 3, 8, 8), np.float32)])
