@@ -65,7 +65,8 @@ class Stage:
         """A line for a person about it."""
         of = f" of {', '.join(self.classes)}" if self.classes else ""
         by = f", enlarged by {self.padding:g}" if self.padding else ""
-        return f"{self.name}: {self.model.name} looks at up to {self.most} boxes{of}{by}"
+        count = "one box" if self.most == 1 else f"{self.most} boxes"
+        return f"{self.name}: {self.model.name} looks at up to {count}{of}{by}"
 
 
 def take_stages(top: Table) -> tuple[Stage, ...]:

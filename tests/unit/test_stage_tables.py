@@ -215,6 +215,14 @@ def test_the_files_of_stages_are_the_projects(folder: Path) -> None:
     assert {"kinds.onnx", "breeds.txt", "boxes.onnx"} <= names
 
 
+def test_a_stage_is_a_line_of_a_dry_run(folder: Path) -> None:
+    stages = _stage(most=1), _stage(name="b", classes=["cat", "dog"], padding=0.5)
+    assert [one.line() for one in load_project(_project(folder, *stages)).stages] == [
+        "breed: kinds.onnx looks at up to one box",
+        "b: kinds.onnx looks at up to 8 boxes of cat, dog, enlarged by 0.5",
+    ]
+
+
 def test_check_says_what_stages_see(folder: Path) -> None:
     stage = _stage(labels="breeds.txt", classes=["dog"], most=1)
     (seen,) = check_project(load_project(_project(folder, stage))).seen
