@@ -37,6 +37,9 @@ from edgepack.postprocess.results import Results
 from tests.boards import login
 from tests.pipelines import photo
 
+# Two models are compiled and compared: a minute.
+pytestmark = pytest.mark.slow
+
 STAGES = """
 [[stage]]
 name = "turned"
@@ -215,7 +218,6 @@ def test_live_pictures_have_answers(made: tuple[Job, Bundle, Path], tmp_path: Pa
     assert json.loads(done.stdout.splitlines()[0])["boxes"] == wanted
 
 
-@pytest.mark.slow
 def test_a_board_says_the_same(made: tuple[Job, Bundle, Path], tmp_path: Path) -> None:
     """Packed (which compares all crops under the emulator), tested there, and asked."""
     _, here, _ = made
@@ -241,7 +243,6 @@ def test_a_board_says_the_same(made: tuple[Job, Bundle, Path], tmp_path: Path) -
             assert [one["index"] for one in tops[0]] == [one["index"] for one in tops[1]]
 
 
-@pytest.mark.slow
 def test_the_guides_project_is_seen_as_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
