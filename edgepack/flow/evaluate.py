@@ -156,6 +156,11 @@ def find_photos(images: Path, labels: Sequence[str]) -> list[Photo]:
             for path in photos_in(folder)
         ]
     elif images.is_file():
+        if images.suffix.lower() in SUFFIXES:
+            raise UsageError(
+                f"--images: a photo, of which nobody says the class: {images}",
+                hint="a folder for each class, or a CSV file; `edgepack check` takes a photo",
+            )
         found = _listed(images, labels)
     else:
         raise UsageError(f"--images: no such folder or file: {images}")

@@ -180,3 +180,10 @@ def test_what_a_csv_file_cannot_say(project: Project, row: str, message: str) ->
     file.write_text(row)
     with pytest.raises((ConfigError, UsageError), match=message):
         find_photos(file, COLOURS)
+
+
+def test_a_photo_alone_has_no_class(project: Project) -> None:
+    photo = next((project.model.parent / "photos").rglob("*.png"))
+    with pytest.raises(UsageError, match="a photo, of which nobody says the class") as caught:
+        find_photos(photo, ["red"])
+    assert "`edgepack check` takes a photo" in (caught.value.hint or "")
