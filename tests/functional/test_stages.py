@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +223,10 @@ def test_a_board_says_the_same(made: tuple[Job, Bundle, Path], tmp_path: Path) -
     _, here, _ = made
     job = make_job(load_project(_folder(tmp_path, "rasp3b")))
     bundle = package_job(job, tmp_path / "out")
-    with closing(login(virtual.up(get_board("rasp3b"), name="stages"), "pi")) as device:
+    board = virtual.up(get_board("rasp3b"), name="stages")
+    with ExitStack() as stack:
+        stack.callback(virtual.down, board.name)
+        device = stack.enter_context(closing(login(board, "pi")))
         report = deploy_bundle(bundle, device, "edgepack/faces")
         assert report.smoke.golden["expected"]["ok"]
         assert report.smoke.photo is not None
