@@ -256,9 +256,9 @@ def test_a_model_with_branches_is_not_optimised(tmp_path: Path, as_file: bool) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "onnxruntime.InferenceSession",
-            lambda source, options, providers: (
+            lambda source, options, providers, **given: (
                 asked.append(options.graph_optimization_level),
-                session(source, options, providers),
+                session(source, options, providers, **given),
             )[1],
         )
         reference = Reference(tmp_path / "m.onnx" if as_file else model)
