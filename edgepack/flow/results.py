@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from edgepack.base.errors import BundleError
+from edgepack.base.errors import BundleError, ConfigError
 from edgepack.base.process import run
 from edgepack.base.tables import parse_json
 from edgepack.base.tools import ToolMissingError
@@ -26,7 +27,13 @@ from edgepack.postprocess.results import Box, Results, ResultsMismatchError, che
 from edgepack.preprocess.image import load_image
 from edgepack.preprocess.spec import PreprocessSpec
 
+# cpp_runtime/device/src/process.cc: kMaxOut, of which times and memory take little.
+_MOST_ANSWER_BYTES = (1 << 20) - (64 << 10)
 _TIMEOUT_S = 300.0
+
+
+class ResultsSizeError(ConfigError):
+    """The smoke test's photo gives more than a device reads of its app."""
 
 
 def golden_results(
@@ -52,6 +59,18 @@ def _batch(golden: Golden) -> int:
     return next((array.shape[0] for array in golden.inputs if array.ndim == 4), 1)
 
 
+def check_size(results: Results) -> None:
+    """Raise `ResultsSizeError` if a device could not read these results in its smoke test."""
+    size = len(json.dumps(results.to_dict(), separators=(",", ":")))
+    if size > _MOST_ANSWER_BYTES:
+        raise ResultsSizeError(
+            f"the smoke test's photo gives {size / 1e6:.1f} MB of results, of which a device reads "
+            f"{_MOST_ANSWER_BYTES / 1e6:.1f} MB",
+            hint="masks are most: a smaller golden_image, a higher score in [postprocess], or "
+            'outputs = ["output0"], which gives boxes without masks',
+        )
+
+
 def check_results(
     bundle: Bundle,
     board: Board,
@@ -64,14 +83,15 @@ def check_results(
 
     The app is the bundle's own, emulated if need be; one for this machine where there is no
     emulator, or nothing that it could link with. False: nothing was compared, for that one would
-    have to be built, and there is no compiler. Raises `ResultsMismatchError`, and `BundleError` if
-    the app fails.
+    have to be built, and there is no compiler. Raises `ResultsMismatchError`, `ResultsSizeError`,
+    and `BundleError` if the app fails.
     """
+    names = [tensor.name for tensor in bundle.manifest.model.outputs]
+    want, size = golden_results(golden, names, postprocess, preprocess, labels)
+    check_size(want)
     app = _app(bundle, board)
     if app is None:
         return False
-    names = [tensor.name for tensor in bundle.manifest.model.outputs]
-    want, size = golden_results(golden, names, postprocess, preprocess, labels)
     with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
         words: list[str | Path] = ["--bundle", bundle.path, "--json"]
         for index, name in enumerate(postprocess.outputs):

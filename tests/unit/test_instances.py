@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,12 +11,15 @@ import pytest
 from edgepack.cli.pages.photos import _with_masks, area_color
 from edgepack.deploy.answers import Answer, SenselessError
 from edgepack.deploy.app_answers import AppAnswer
+from edgepack.flow.results import ResultsSizeError, check_size
 from edgepack.postprocess.box_mask import BoxMask, read_counts, runs_of, write_counts
 from edgepack.postprocess.instances import Prototypes, encode_mask
-from edgepack.postprocess.results import ResultsMismatchError, check_equal
+from edgepack.postprocess.results import Box, Results, ResultsMismatchError, check_equal
 from edgepack.postprocess.spec import read_postprocess
 from edgepack.postprocess.yolo import Yolo
 from edgepack.preprocess.geometry import Geometry
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def decoded(mask: BoxMask) -> np.ndarray:
@@ -212,3 +216,20 @@ def test_a_device_with_a_senseless_mask(mask: dict[str, object], problem: str) -
     painted = _with_masks(np.zeros((2, 2, 3), np.uint8), answer.boxes)
     red, green, blue = area_color(0)
     assert (painted == [blue // 2, green // 2, red // 2]).all()
+
+
+# ------------------------------------------------ how much a device reads
+
+
+def test_more_masks_than_a_device_reads_are_refused_before_it_is_asked() -> None:
+    def seen(letters: int) -> Results:
+        mask = BoxMask(size=(600, 800), counts="0" * letters)
+        return Results(boxes=(Box(index=0, label="", score=0.5, box=(0, 0, 8, 6), mask=mask),))
+
+    check_size(seen(900_000))
+    with pytest.raises(ResultsSizeError, match=r"gives 1\.0 MB of results, of which a") as caught:
+        check_size(seen(1_000_000))
+    assert 'outputs = ["output0"]' in (caught.value.hint or "")
+    # As the device tool has it.
+    source = (ROOT / "cpp_runtime/device/src/process.cc").read_text()
+    assert "kMaxOut = std::size_t{1} << 20U;" in source
