@@ -142,6 +142,29 @@ def test_corners_are_as_onnxruntime_has_them(corner: Corner, tmp_path: Path) -> 
     assert made.verdict == "same", made.why
 
 
+def test_rows_behind_a_narrow_image_are_those_of_the_model(tmp_path: Path) -> None:
+    """The image is turned for its convolution; what takes rows gets them turned back."""
+    s = sketch.Sketch(0, 17)
+    image = s.input(s.random.standard_normal((1, 3, 33, 2)).astype("float32"))
+    weight = s.const(s.random.standard_normal((3, 5, 2, 2)).astype("float32"))
+    made = s.op("ConvTranspose", image, weight, pads=[0, 1, 0, 0])[0]
+    scale = s.const(np.array([1, 2], "float32"))
+    square = s.const(np.array([[1, 2], [3, -4]], "float32"))
+    for operator, *more in (
+        ["ArgMax"],
+        ["Softmax"],
+        ["LogSoftmax"],
+        ["LayerNormalization", scale],
+        ["MatMul", square],
+    ):
+        s.op(operator, made, *more, **({} if operator == "MatMul" else {"axis": 3}))
+    model = s.model()
+    due = [s.values[item.name] for item in model.graph.output]
+    case = graphs.Drawn(name="rows", model=model, given=s.data(), due=due)
+    verdict = graphs.judge(case, tmp_path)
+    assert verdict.verdict == "same", verdict.why
+
+
 def test_integers_in_other_steps_behind_a_layer(tmp_path: Path) -> None:
     """What a DequantizeLinear makes goes into a QuantizeLinear with nothing in between. No quotient
     of these steps lies between two integers."""

@@ -75,6 +75,10 @@ def turn(layers: Sequence[Layer], outputs: Sequence[Value], cpu: CpuModel) -> Tu
     for layer in layers:
         if layer.output in same:
             continue
+        if layer.output not in inside and not isinstance(layer.operator, Foreign):
+            # It takes rows as the model has them: they are turned back before.
+            left.append(replace(layer, inputs=tuple(same.get(item, item) for item in layer.inputs)))
+            continue
         made = replace(
             layer, inputs=tuple(map(now, layer.inputs)), operands=tuple(map(now, layer.operands))
         )
