@@ -135,9 +135,10 @@ def test_integers_of_4_bits_become_8_with_their_limits() -> None:
 
 def test_expand_replaces_what_tvm_lacks(tmp_path: Path) -> None:
     b = Builder()
-    b.op("Celu", b.op("HardSwish", "x"), outputs=["y"])
-    types = {node.op_type for node in expand(b.model({"x": [2]}, {"y": [2]})).graph.node}
-    assert "Celu" not in types
+    size = b.const([4], "int64")
+    b.op("CenterCropPad", b.op("HardSwish", "x"), size, outputs=["y"])
+    types = {node.op_type for node in expand(b.model({"x": [2]}, {"y": [4]}, opset=18)).graph.node}
+    assert "CenterCropPad" not in types
     assert "HardSwish" in types
 
 

@@ -77,10 +77,10 @@ def test_pairs_and_integer_weights_are_seen_around_each_layer(
     found = [layer.operator for layer in layers if isinstance(layer.operator, Convolution)]
     for operator, values in zip(found, stored, strict=True):
         assert operator.quantized is not None
-        assert operator.qdq.values.dtype == np.int8
-        assert operator.qdq.values.shape == operator.weight.shape
-        np.testing.assert_array_equal(operator.qdq.values.reshape(values.shape), values)
-        product = operator.qdq.values.astype("float32") * operator.qdq.scale
+        assert operator.quantized.values.dtype == np.int8
+        assert operator.quantized.values.shape == operator.weight.shape
+        np.testing.assert_array_equal(operator.quantized.values.reshape(values.shape), values)
+        product = operator.quantized.values.astype("float32") * operator.quantized.scale
         np.testing.assert_array_equal(operator.weight, product)
 
 

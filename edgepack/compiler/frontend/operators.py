@@ -169,10 +169,10 @@ OPERATORS: Mapping[str, Operator] = {
     "CastLike": Operator(convert=conversions.cast_like),
     "CastMap": _OF_MAPS,
     "CategoryMapper": _never(*_WORDS, _CLASSIC),
-    # What `blocks` puts in the place of If.
-    "Choose": Operator(domain=DOMAIN, convert=lambda _: None),
     # ONNX's definition makes a row of one of a scalar.
     "Celu": Operator(convert=arithmetic.celu),
+    # What `blocks` puts in the place of If.
+    "Choose": Operator(domain=DOMAIN, convert=lambda _: None),
     "Clip": Operator(convert=nonfinite.clip),
     "Col2Im": Operator(convert=windows.col2im),
     "Compress": _BOUNDED,
