@@ -28,7 +28,7 @@ from edgepack.preprocess.image import load_image
 from edgepack.preprocess.spec import PreprocessSpec
 
 # cpp_runtime/device/src/process.cc: kMaxOut, of which times and memory take little.
-_MOST_ANSWER_BYTES = (1 << 20) - (64 << 10)
+_MOST_ANSWER_BYTES = (6 << 20) - (64 << 10)
 _TIMEOUT_S = 300.0
 
 

@@ -226,10 +226,10 @@ def test_more_masks_than_a_device_reads_are_refused_before_it_is_asked() -> None
         mask = BoxMask(size=(600, 800), counts="0" * letters)
         return Results(boxes=(Box(index=0, label="", score=0.5, box=(0, 0, 8, 6), mask=mask),))
 
-    check_size(seen(900_000))
-    with pytest.raises(ResultsSizeError, match=r"gives 1\.0 MB of results, of which a") as caught:
-        check_size(seen(1_000_000))
+    check_size(seen(6_000_000))
+    with pytest.raises(ResultsSizeError, match=r"gives 7\.0 MB of results, of which a") as caught:
+        check_size(seen(7_000_000))
     assert 'outputs = ["output0"]' in (caught.value.hint or "")
     # As the device tool has it.
     source = (ROOT / "cpp_runtime/device/src/process.cc").read_text()
-    assert "kMaxOut = std::size_t{1} << 20U;" in source
+    assert "kMaxOut = std::size_t{6} << 20U;" in source

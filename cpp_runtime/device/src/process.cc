@@ -18,7 +18,8 @@
 namespace edgepack::device {
 namespace {
 
-constexpr std::size_t kMaxOut = std::size_t{1} << 20U;
+// Masks of a crowd are some megabytes; whoever asked for it takes 8 MiB of this program.
+constexpr std::size_t kMaxOut = std::size_t{6} << 20U;
 constexpr std::size_t kMaxErr = std::size_t{4} << 10U;
 constexpr double kChildPollS = 0.02;
 
