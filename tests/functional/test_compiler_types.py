@@ -260,3 +260,37 @@ def _divided(op: str, number: int, divisor: int, truncated: bool) -> int:
     if op == "Div":
         return quotient
     return number - quotient * divisor if truncated else number % divisor
+
+
+@every_target
+def test_truth_values_are_compared(tmp_path: Path, board: str, cpu: str) -> None:
+    """As they come, as what comparisons make, and broadcast; long enough for any vectors."""
+    net, length = Builder(1), 67
+    less, even = net.op("Less", "a", "b"), net.op("Equal", "c", "d")
+    makes = {
+        "inputs": even,
+        "comparison": net.op("Equal", "c", less),
+        "comparisons": net.op("Equal", net.op("Greater", "a", "b"), less),
+        "negated": net.op("Not", net.op("Equal", less, "c")),
+        "one": net.op("Equal", "c", net.const(np.array([True]))),
+        "chain": net.op("Equal", even, less),
+        "chosen": net.op("Where", net.op("Equal", less, "d"), "a", "b"),
+    }
+    draw = np.random.default_rng(5)
+    a, b = (draw.integers(-2, 3, length).astype("float32") for _ in range(2))
+    a[::9] = np.nan
+    c, d = (draw.integers(0, 2, length).astype("bool") for _ in range(2))
+    expected = {
+        "inputs": c == d,
+        "comparison": c == (a < b),
+        "comparisons": (a > b) == (a < b),
+        "negated": (a < b) != c,
+        "one": c,
+        "chain": (c == d) == (a < b),
+        "chosen": np.where((a < b) == d, a, b),
+    }
+    dtypes = dict.fromkeys("cd", TYPES["bool"])
+    path = save_cases(tmp_path / "truth.onnx", net, dict.fromkeys("abcd", (length,)), makes, dtypes)
+    _, got = compile_and_run(path, [a, b, c, d], board, cpu, tmp_path)
+    for (name, want), made in zip(expected.items(), got, strict=True):
+        np.testing.assert_array_equal(made, want, err_msg=name)

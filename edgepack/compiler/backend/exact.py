@@ -31,6 +31,7 @@ _PREFIX = "edgepack.exact."
 _BY_NAME = {_PREFIX + kind.__name__: kind for kind in (*_KINDS, *_QUOTIENTS)}
 _CALL = "tirx.call_pure_extern"
 _SHORT = (tirx.Var, tvm.ir.TensorLoad)
+_INT8 = tvm_ffi.dtype("int8")
 # LLVM's names of what IEEE 754 calls maximum and minimum.
 _INTRINSICS = {tirx.Max: "llvm.maximum", tirx.Min: "llvm.minimum"}
 
@@ -91,9 +92,15 @@ def show_arithmetic(body: tirx.Stmt | tirx.Expr) -> tirx.Stmt | tirx.Expr:
 
 
 def hide_arithmetic(body: tirx.Stmt | tirx.Expr) -> tirx.Stmt | tirx.Expr:
-    """A statement, or an expression, whose arithmetic on floats is calls of unknown functions."""
+    """A statement, or an expression, whose arithmetic on floats is calls of unknown functions.
+
+    Truth values are compared as integers: TVM's code for LLVM takes all that are none for floats.
+    """
 
     def hide_one(item: tirx.Expr) -> tirx.Expr:
+        if isinstance(item, tirx.EQ | tirx.NE) and _is_truth(item.a):
+            integers = _INT8.with_lanes(item.a.ty.dtype.lanes)
+            return type(item)(tirx.Cast(integers, item.a), tirx.Cast(integers, item.b))
         if not _is_float(item.a):
             return item
         name = _PREFIX + type(item).__name__
@@ -200,6 +207,10 @@ def _parts(value: tirx.Expr) -> int:
 
     tvm_ffi.structural_walk(value, visit)
     return count
+
+
+def _is_truth(value: tirx.Expr) -> bool:
+    return str(value.ty.dtype).startswith("bool")
 
 
 def _is_float(value: tirx.Expr) -> bool:
