@@ -68,7 +68,8 @@ TEST_CASE("mistakes") {
   CHECK(Contains(ParseError({"--load-only", "--golden"}), "exclude each other"));
   CHECK(Contains(ParseError({"--load-only", "--bench", "1"}), "does not run the model"));
   CHECK(ParseError({"--golden", "--size", "1x1"}) == "--size needs --frames or --postprocess");
-  CHECK(Contains(ParseError({"--golden", "--draw", "a.png"}), "--draw, --mask and --save-crops need --image"));
+  CHECK(Contains(ParseError({"--golden", "--draw", "a.png"}),
+                 "--draw, --mask and --save-crops need --image"));
   CHECK(Contains(ParseError({"--golden", "--fps", "5"}), "--fps needs --camera"));
   CHECK(Contains(ParseError({"--camera", "v", "--frames", "gray"}), "mjpeg or yuyv"));
   CHECK(Contains(ParseError({"--camera", "v", "--at-end", "wait"}), "--at-end wait is for pipes"));
