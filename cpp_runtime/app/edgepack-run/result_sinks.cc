@@ -16,7 +16,7 @@
 
 #include <edgepack/errors.h>
 
-extern char** environ;  // NOLINT(*-avoid-non-const-global-variables): POSIX'
+extern char** environ;  // NOLINT(*-redundant-declaration,*-non-const-global-variables): POSIX
 
 namespace edgepack {
 namespace {

@@ -15,7 +15,7 @@
 #include "common/fd.h"
 #include "sender.h"
 
-extern char** environ;  // NOLINT(*-avoid-non-const-global-variables): POSIX'
+extern char** environ;  // NOLINT(*-redundant-declaration,*-non-const-global-variables): POSIX
 
 namespace edgepack::sinks {
 namespace {
