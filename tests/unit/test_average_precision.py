@@ -1,4 +1,4 @@
-"""Average precision: by hand, and equal to pycocotools where it is installed."""
+"""Average precision: by hand, and equal to pycocotools, which `./dev` installs."""
 
 from __future__ import annotations
 

@@ -66,10 +66,7 @@ def rewrite(
     """Put fast kernels into `main`, a function of one dataflow block.
 
     The result's `main` has the same inputs and outputs. Equal modules give equal results,
-    names included. Rules that store more weights to be faster store at most `growth` times the
-    model's; at 1 they are left out.
-    `choices` are for layers whose kernels are to be made otherwise than the cost model says.
-    `lean`: no scratch memory is taken that the board needs more memory for; see `Headroom`.
+    names included. What `settings` mean for them says `place_layers`.
     """
     main = module["main"]
     emitter = _Emitter(main, place_layers(main, cpu_model(target), settings))
