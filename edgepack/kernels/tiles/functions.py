@@ -315,16 +315,23 @@ class Scope:
 
 
 def as_expression(function: Callable[..., tirx.Expr], *arguments: tirx.Expr) -> tirx.Expr:
-    """A function of scalars as one expression, with its values bound inside."""
+    """A function of scalars as one expression, with its values bound inside.
+
+    Neither another name of what has one nor a value that nothing reads is bound: where they stand
+    in a condition, TVM's simplifier takes them for two values of one name.
+    """
     bound: list[tuple[tirx.Var, tirx.Expr]] = []
 
-    def bind(value: tirx.Expr) -> tirx.Var:
+    def bind(value: tirx.Expr) -> tirx.Expr:
+        if isinstance(value, tirx.Var | tirx.IntImm | tirx.FloatImm):
+            return value
         bound.append((tirx.Var("v", value.ty), value))
         return bound[-1][0]
 
     result = function(*arguments, Scope(1, bind))
     for name, value in reversed(bound):
-        result = tirx.Let(name, value, result)
+        if any(free.same_as(name) for free in tirx.analysis.undefined_vars(result)):
+            result = tirx.Let(name, value, result)
     return result
 
 

@@ -181,14 +181,16 @@ class Names:
     def __init__(self) -> None:
         self.statements: list[Stmt] = []
 
-    def bind(self, name: str, value: tirx.Expr) -> tirx.Var:
+    def bind(self, name: str, value: Expr) -> tirx.Var:
+        value = expr(value)
         bound = tirx.Var(name, value.ty)
         self.statements.append(tirx.Bind(bound, value))
         return bound
 
-    def keep(self, name: str, value: tirx.Expr) -> tirx.Expr:
+    def keep(self, name: str, value: Expr) -> tirx.Expr:
         """The same as a variable, for integers: TVM's analysis looks through their names, which
         takes longer with each one that is made of others."""
+        value = expr(value)
         lanes = int(value.ty.dtype.lanes)
         kept = Local(name, lanes, str(value.ty.dtype.with_lanes(1)))
         self.statements += [kept.declare(), kept.set(value)]
