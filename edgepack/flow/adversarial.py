@@ -21,6 +21,7 @@ from edgepack.compiler.backend.run import run_plan
 from edgepack.flow.reference import ReferenceRunError, compare, other_ways, reference_outputs
 from edgepack.model import LoadedModel, TensorInfo, infer_shapes, tensor_info
 from edgepack.model.index import GraphIndex
+from edgepack.model.meanings import choices_of_nan
 from edgepack.native.emulate import EmulationError, run_emulated
 
 Array = npt.NDArray[Any]
@@ -209,7 +210,7 @@ def compare_odd(
             continue
         problem = _problem(built, got, due, tolerance)
         if problem is not None:
-            if choice := _choice(case, built, due):
+            if choice := _choice(case, model, built, due):
                 choices.append(f"{case}: {choice}")
             elif not _is_sure(model, built, inputs, due, tolerance):
                 continue
@@ -276,8 +277,12 @@ def _problem(
 _EXACT, _SMALLEST = {"float16": 2**-10}, 1e-2
 
 
-def _choice(case: str, built: CompiledModel, wanted: Sequence[Array]) -> str | None:
+def _choice(
+    case: str, model: LoadedModel, built: CompiledModel, wanted: Sequence[Array]
+) -> str | None:
     """Why a difference is one by choice; None if it is none."""
+    if case in (NAN, INFINITY) and (found := choices_of_nan(model.proto)):
+        return "; ".join(f"{item.operator}, {item.form}: {item.taken}" for item in found)
     if case in (NAN, INFINITY) and any("winograd" in layer.rule for layer in built.layers):
         return "Winograd's algorithm makes all results of a tile NaN that one value is in"
     if case in (INFINITY, HOT, LIMITS) and any(layer.dtype == "float16" for layer in built.layers):

@@ -23,7 +23,8 @@ class Meaning:
 
     `onnx` and `onnxruntime` say what each makes of it, `taken` which of them is compiled: one of
     their names, or what else. `applies` finds nodes of that form, where ONNX's own reference gives
-    another result than what is compiled.
+    another result than what is compiled. `of_nan` are the operators whose form is a NaN among the
+    elements: there a comparison with onnxruntime says nothing.
     """
 
     operator: str
@@ -32,12 +33,15 @@ class Meaning:
     onnxruntime: str
     taken: str
     applies: Callable[[Any, Mapping[str, Any]], bool] = lambda _node, _attributes: False
+    of_nan: frozenset[str] = frozenset()
 
 
 def _by_result(node: Any, attributes: Mapping[str, Any]) -> bool:
     mode = attributes.get("coordinate_transformation_mode", b"half_pixel")
     return node.op_type == "Resize" and mode in (b"align_corners", b"tf_crop_and_resize")
 
+
+_OF_NAN, _NO_WORD = "a NaN among the elements", "no word of it"
 
 MEANINGS: Sequence[Meaning] = (
     Meaning(
@@ -103,6 +107,69 @@ MEANINGS: Sequence[Meaning] = (
         onnx="0: to their deviation, 0, 1e-9 is added",
         onnxruntime="0 / 0, or what rounding left of the squares' mean less the mean's square",
         taken=ONNX,
+    ),
+    Meaning(
+        operator="ReduceMax, ReduceMin, MaxPool, GlobalMaxPool",
+        form=_OF_NAN,
+        onnx=_NO_WORD,
+        onnxruntime="NaN or a number: it depends on where the NaN lies",
+        taken="NaN, as in PyTorch and numpy",
+        of_nan=frozenset(("ReduceMax", "ReduceMin", "MaxPool", "GlobalMaxPool")),
+    ),
+    Meaning(
+        operator="TopK",
+        form=_OF_NAN,
+        onnx=_NO_WORD,
+        onnxruntime="NaN stays near where it was",
+        taken="NaN comes last",
+        of_nan=frozenset(("TopK",)),
+    ),
+    Meaning(
+        operator="ArgMax, ArgMin",
+        form=_OF_NAN,
+        onnx=_NO_WORD,
+        onnxruntime="NaN is found if it is the first element, or the tensor has one axis",
+        taken="NaN is found if it is the first element",
+        of_nan=frozenset(("ArgMax", "ArgMin")),
+    ),
+    Meaning(
+        operator="Hardmax",
+        form=_OF_NAN,
+        onnx=_NO_WORD,
+        onnxruntime="NaN is not found; where it is the first element, nothing is",
+        taken="1 at what ArgMax finds",
+        of_nan=frozenset(("Hardmax",)),
+    ),
+    Meaning(
+        operator="LRN",
+        form=_OF_NAN,
+        onnx="NaN in the channels whose window has one",
+        onnxruntime="NaN in all channels behind it, too",
+        taken=ONNX,
+        of_nan=frozenset(("LRN",)),
+    ),
+    Meaning(
+        operator="LSTM, GRU, RNN",
+        form=_OF_NAN,
+        onnx="NaN",
+        onnxruntime="NaN or a number: some of its kernels bound what activations take",
+        taken=ONNX,
+        of_nan=frozenset(("LSTM", "GRU", "RNN")),
+    ),
+    Meaning(
+        operator="QuantizeLinear, DynamicQuantizeLinear",
+        form="NaN",
+        onnx=_NO_WORD,
+        onnxruntime="the least integer on x86-64",
+        taken="an integer, by the CPU's instructions",
+        of_nan=frozenset(("QuantizeLinear", "DynamicQuantizeLinear")),
+    ),
+    Meaning(
+        operator="Cast",
+        form="floats that the integer's type does not hold, NaN",
+        onnx="undefined",
+        onnxruntime="by the CPU's instructions: of int32 the least on x86-64, the nearest on ARM",
+        taken="by the CPU's instructions, too",
     ),
     Meaning(
         operator="Div, Mod",
@@ -229,3 +296,11 @@ def departures(proto: Any) -> list[Meaning]:
         }
         found += [m for m in MEANINGS if m.applies(node, attributes) and m not in found]
     return found
+
+
+def choices_of_nan(proto: Any) -> list[Meaning]:
+    """What of a model's graph is by choice where a NaN is among an operator's elements."""
+    from edgepack.model import walk_nodes
+
+    operators = {node.op_type for node in walk_nodes(proto.graph)}
+    return [item for item in MEANINGS if item.of_nan & operators]

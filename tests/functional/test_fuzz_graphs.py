@@ -112,6 +112,16 @@ CORNERS: Sequence[Corner] = (
     (7, "Dropout", (REAL.astype("float32"),), {"outputs": 2}),
     (16, "Resize", (PIXELS.astype("float32"), None, [SCALES]), ALIGNED),
     (16, "Resize", (PIXELS.astype("uint8"), None, [SCALES]), {"mode": "cubic"}),
+    (
+        17,
+        "Resize",
+        (
+            np.arange(243, dtype="float32").reshape(1, 1, 3, 9, 9),
+            None,
+            [np.array([1, 1, 0.5, 2, 3], "float32")],
+        ),
+        {"mode": "nearest", "nearest_mode": "round_prefer_ceil"},
+    ),
     (7, "Upsample", (PIXELS.astype("float32"),), {"scales": [1.0, 1, 2, 3], "mode": "linear"}),
     *(
         (
@@ -163,6 +173,38 @@ def test_rows_behind_a_narrow_image_are_those_of_the_model(tmp_path: Path) -> No
     case = graphs.Drawn(name="rows", model=model, given=s.data(), due=due)
     verdict = graphs.judge(case, tmp_path)
     assert verdict.verdict == "same", verdict.why
+
+
+def test_powers_in_a_condition(tmp_path: Path) -> None:
+    """What is a value and whether it is below 0, in vectors and in what is left of a row."""
+    s = sketch.Sketch(0, 17)
+    x = s.input(np.linspace(-2, 2, 21).astype("float32"))
+    slope = s.const(np.array([-0.9], "float32"))
+    for exponent in (-2, -1, 0, 0.5, 1, 2, 3, 4, 15):
+        (power,) = s.op("Pow", x, s.const(np.float32(exponent)))
+        s.op("PRelu", power, slope)
+        s.op("LeakyRelu", power)
+    model = s.model()
+    due = [s.values[item.name] for item in model.graph.output]
+    case = graphs.Drawn(name="powers", model=model, given=s.data(), due=due)
+    verdict = graphs.judge(case, tmp_path)
+    assert verdict.verdict == "same", verdict.why
+
+
+def test_what_follows_from_a_nan_is_chosen_and_nothing_else_is(tmp_path: Path) -> None:
+    """Where the table of choices has a row for it."""
+    s = sketch.Sketch(0, 17)
+    x = s.input(np.array([[np.nan, 1, 3], [2, np.nan, 1]], "float32"))
+    (hard,) = s.op("Hardmax", x)
+    ends = [*s.op("Neg", hard), *s.op("Abs", x)]
+    model = s.model()
+    due = [s.values[item.name] for item in model.graph.output]
+    chosen = graphs.behind_choices(model, s.values)
+    assert chosen.intersection(ends) == {ends[0]}
+    case = graphs.Drawn(name="x", model=model, given=s.data(), due=due, chosen=chosen)
+    assert graphs.judge(case, tmp_path).verdict == "chosen"
+    both = [np.zeros_like(value) for value in due]
+    assert graphs.compared(case, both)[0] == "different"
 
 
 def test_integers_in_other_steps_behind_a_layer(tmp_path: Path) -> None:

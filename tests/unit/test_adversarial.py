@@ -183,6 +183,21 @@ def test_what_differs_by_choice_is_recorded(
     assert wrong is not None
 
 
+def test_a_nan_that_the_table_of_choices_has_a_row_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = _model(
+        tmp_path, lambda b: b.op("TopK", "x", b.const([5], "int64"), axis=1, outputs=["y", "i"])
+    )
+
+    def smallest_last(inputs: Sequence[Array]) -> list[Array]:
+        return [-np.sort(-inputs[0], axis=1)]  # numpy has NaN last
+
+    _, choices, wrong = _compare(model, smallest_last, monkeypatch)
+    assert wrong is None
+    assert choices == (f"{NAN}: TopK, a NaN among the elements: NaN comes last",)
+
+
 def test_what_is_recorded_is_said_and_not_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
