@@ -252,6 +252,21 @@ class Network:
         )
         return self.op("Add", product, self.constant(shift, self._bias(shift, features)))
 
+    def recurrent(self, x: Value, name: str, operator: str, size: int) -> Value:
+        """An LSTM, a GRU or an RNN as PyTorch exports it: (T, 1, x.channels) to (T, 1, size)."""
+        gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[operator] * size
+        weights = [
+            self.constant(f"{name}.{which}", self._random(f"{name}.{which}", shape, size**-0.5))
+            for which, shape in (
+                ("inputs", (1, gates, x.channels)),
+                ("states", (1, gates, size)),
+                ("bias", (1, 2 * gates)),
+            )
+        ]
+        after = {"linear_before_reset": 1} if operator == "GRU" else {}
+        x = self.add(operator, [x.name, *weights], size, hidden_size=size, **after)
+        return self.op("Squeeze", x, self.integers(1))
+
     def layer_norm(self, x: Value, name: str) -> Value:
         """Over the last dimension."""
         statistics = [

@@ -17,6 +17,8 @@ WIDE: Mapping[str, Callable[[], onnx.ModelProto]] = {
     "keywords-conv1d": sequences.keywords,
     "bytes-conv5x1": sequences.bytes_classifier,
     "tcn": sequences.tcn,
+    "forecaster-lstm": sequences.forecaster,
+    "noise-gru": sequences.noise_suppressor,
     "text-48x320": sequences.text_recogniser,
     "vit-tiny": transformers.vit_tiny,
     "bert-mini-16": lambda: transformers.bert_mini(16),

@@ -98,3 +98,23 @@ def text_recogniser() -> onnx.ModelProto:
     y = net.silu(net.conv(y, "neck.out", features))
     y = net.transpose(net.op("Squeeze", y, net.integers(2)), 0, 2, 1)
     return net.finish(net.op("Softmax", net.linear(y, "characters", 6625), axis=-1))
+
+
+def forecaster() -> onnx.ModelProto:
+    """96 hours of 7 measurements, and the next 24 of each: two LSTMs of 64."""
+    net = Network("forecaster-lstm", shape=(96, 1, 7))
+    x = Value("input", 7)
+    for index in range(2):
+        x = net.recurrent(x, f"{index}", "LSTM", 64)
+    last = net.op("Gather", x, net.index(-1), axis=0)
+    return net.finish(net.dense(last, "fc", 24 * 7))
+
+
+def noise_suppressor() -> onnx.ModelProto:
+    """Gains of 22 bands for a second of sound, 100 frames of 42 features: RNNoise
+    (arXiv:1709.08243, figure 3), twice as wide, without its concatenations with the input."""
+    net = Network("noise-gru", shape=(100, 1, 42))
+    x = net.op("Tanh", net.linear(Value("input", 42), "in", 48))
+    for index, size in enumerate((48, 96, 192)):
+        x = net.recurrent(x, f"{index}", "GRU", size)
+    return net.finish(net.op("Sigmoid", net.linear(x, "out", 22)))
