@@ -86,7 +86,7 @@ class Planner:
                 self._growth = max(1.0, self._growth)
             return self.floats
 
-        self._imported = importer.import_model(model, leave)
+        self._imported = importer.import_model(model, leave, cpu)
         self._precision = replace(precision, floats=self.floats)
         # `growth` is of the model's weights, not of what is folded into constants beside them.
         stored = constant_bytes(self._imported["main"])

@@ -369,35 +369,6 @@ def sorting(draw: Draw) -> Cases:
     return cases
 
 
-def recurrent(draw: Draw) -> Cases:
-    """Sizes that are no multiple of a vector, nor of the rows that are added at once."""
-    net, cases = draw.net, {}
-    hidden, inputs, batch = 13, INPUTS["text"][2], INPUTS["text"][1]
-    for number, (op, options, optional) in enumerate(
-        (
-            ("LSTM", {"direction": b"bidirectional"}, "all"),
-            ("LSTM", {"clip": 0.4, "activations": ["HardSigmoid", "Relu", "Softsign"]}, ""),
-            ("GRU", {"direction": b"reverse", "linear_before_reset": 1}, "all"),
-            ("GRU", {"direction": b"bidirectional"}, ""),
-            ("RNN", {"activations": ["Affine"], "activation_alpha": [0.5]}, ""),
-            ("RNN", {"direction": b"reverse"}, "all"),
-        )
-    ):
-        ways = 2 if options.get("direction") == b"bidirectional" else 1
-        gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op] * hidden
-        given = [net.weight(ways, gates, inputs), net.weight(ways, gates, hidden)]
-        if optional:
-            lengths = net.const(draw.random.integers(1, 3, size=batch), "int32")
-            given += [net.weight(ways, 2 * gates), lengths, net.weight(ways, batch, hidden)]
-        if optional and op == "LSTM":
-            given += [net.weight(ways, batch, hidden), net.weight(ways, 3 * hidden)]
-        names = [f"{op}{number}.{what}" for what in ("all", "last", "cell")]
-        names = names if op == "LSTM" else names[:2]
-        net.op(op, "text", *given, outputs=names, hidden_size=hidden, **options)
-        cases |= {f"{op} {options} {optional} {name}": name for name in names}
-    return cases
-
-
 def others(draw: Draw) -> Cases:
     net = draw.net
     lengths = net.const([2, 0, 5], "int64")
@@ -556,7 +527,6 @@ FAMILIES: tuple[Callable[[Draw], Cases], ...] = (
     updates,
     element_wise,
     sorting,
-    recurrent,
     choices,
     quantised,
     others,

@@ -16,6 +16,7 @@ from edgepack.compiler.errors import UnsupportedFormError
 from edgepack.compiler.frontend import positions
 from edgepack.compiler.frontend.positions import Reach
 from edgepack.compiler.frontend.resizing import Emit, emit_resize
+from edgepack.kernels.tiles.cpu import CpuModel
 from edgepack.kernels.whole import sorting
 
 
@@ -24,6 +25,7 @@ class Node:
     """An ONNX node to convert, whose inputs are Relax expressions already, None where left out.
 
     `title` is its operator and name, `outputs` is how many results are asked for.
+    `cpu` is the one that loops are written for.
     `by_tvm` is TVM's conversion for other inputs of the same node, `emit` binds an expression to a
     variable, `compute` a tensor expression of some tensors. `call` calls a kernel: its name,
     function, inputs, and its results' shapes and types.
@@ -34,6 +36,7 @@ class Node:
     attributes: dict[str, Any]
     opset: int
     outputs: int
+    cpu: CpuModel
     by_tvm: Callable[[list[relax.Expr | None]], relax.Expr]
     emit: Emit
     compute: Callable[..., relax.Expr]

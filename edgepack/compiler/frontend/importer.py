@@ -42,6 +42,7 @@ from edgepack.compiler.frontend.qdq import Recognition, with_integers
 from edgepack.compiler.frontend.scattering import with_parts, with_windows
 from edgepack.compiler.frontend.volumes import with_images
 from edgepack.compiler.origin import mark, origin_of
+from edgepack.kernels.tiles.cpu import CpuModel, nearest_model
 from edgepack.kernels.value import Origin
 from edgepack.model import LoadedModel, infer_shapes, operator_name, opset_of
 from edgepack.model.errors import DynamicShapeError
@@ -60,18 +61,23 @@ def _none(_found: Recognition) -> Collection[str]:
 _NO_LOOP = Around()
 
 
-def import_model(model: CheckedModel, leave: Leave = _none) -> tvm.IRModule:
+def import_model(
+    model: CheckedModel, leave: Leave = _none, cpu: CpuModel | None = None
+) -> tvm.IRModule:
     """A Relax module whose `main` takes the model's inputs in order, weights as constants.
+
+    What is written as loops right here, recurrent layers, suits `cpu` best, if that is known.
 
     What `leave` says of a quantised model stays float. Behind its outputs come the counts that
     `bounds_of` tells of. Raises `ImportModelError`,
     `DynamicShapeError` for a shape inside that depends on the data, or `UnsupportedOperatorError`
     for what is left after constant folding.
     """
-    return _imported(model, prepare_model(model.path, model.expanded, leave))
+    ready = prepare_model(model.path, model.expanded, leave)
+    return _imported(model, ready, cpu or nearest_model("", ""))
 
 
-def _imported(model: LoadedModel, ready: Prepared) -> tvm.IRModule:
+def _imported(model: LoadedModel, ready: Prepared, cpu: CpuModel) -> tvm.IRModule:
     """A model that is prepared, and its blocks."""
     proto = ready.proto
     check_operators(model.path, proto)
@@ -79,11 +85,11 @@ def _imported(model: LoadedModel, ready: Prepared) -> tvm.IRModule:
     blocks = {
         key: [
             *(block.name, block.operator, block.states, block.most),
-            *(_imported(model, body) for body in block.bodies),
+            *(_imported(model, body, cpu) for body in block.bodies),
         ]
         for key, block in ready.blocks.items()
     }
-    importer = _Importer(blocks)
+    importer = _Importer(blocks, cpu)
     try:
         # The importer prints what it was converting when it fails, and warns about names.
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
@@ -204,9 +210,9 @@ class _Builder(relax.BlockBuilder):  # type: ignore[misc]
 class _Importer(ONNXGraphImporter):  # type: ignore[misc]
     """TVM's importer, with the conversions of `OPERATORS` before its own, and with origins."""
 
-    def __init__(self, blocks: Mapping[str, Sequence[Any]]) -> None:
+    def __init__(self, blocks: Mapping[str, Sequence[Any]], cpu: CpuModel) -> None:
         super().__init__({}, "float32", sanitize=False)
-        self.blocks = blocks
+        self.blocks, self.cpu = blocks, cpu
         self.bb = _Builder()
         # The one that is being converted, by its name.
         self.node = onnx.NodeProto()
@@ -242,6 +248,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             attributes=attrs,
             opset=opset,
             outputs=len(self.node.output),
+            cpu=self.cpu,
             # Behind the last input are those that were left out.
             by_tvm=lambda of: by_tvm(op_name, onnx_input(of), attrs, opset),
             emit=self.bb.emit,

@@ -12,7 +12,7 @@ from edgepack.compiler.errors import UnsupportedFormError
 from edgepack.compiler.frontend.conversions import Node
 from edgepack.compiler.frontend.positions import Reach
 from edgepack.compiler.frontend.quantized_by_definition import dynamic_quantize_linear
-from edgepack.kernels.whole.recurrent import Activation, Recurrent, activation
+from edgepack.kernels.whole.recurrent import GATES, Activation, Recurrent, activation
 
 # Activations of one direction where the node names none.
 _DEFAULT = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
@@ -106,6 +106,7 @@ def _layer(node: Node, kind: str, *, quantised: bool = False) -> relax.Expr:
             size=size,
             dtype=dtype,
             activations=_activations(node, kind, direction, dtype),
+            cpu=node.cpu,
             backwards=way == "reverse" or direction == 1,
             clip=float(attributes.get("clip", 0.0)),
             joined=bool(attributes.get("input_forget", 0)),
@@ -114,12 +115,12 @@ def _layer(node: Node, kind: str, *, quantised: bool = False) -> relax.Expr:
             has_peepholes=kind == "LSTM" and peepholes is not None,
             quantised=quantised,
         )
-        width = layer.width
+        width = GATES[kind] * size
         rows = node.emit(relax.op.reshape(data, [steps * batch, _shape(data)[2]]))
         turned = node.emit(relax.op.permute_dims(part(weights, direction), [1, 0]))
-        gates = node.emit(relax.op.matmul(rows, turned))
+        gates = node.emit(relax.op.matmul(rows, _in_units(node, turned, layer)))
         given = {
-            "weights": node.emit(relax.op.permute_dims(part(recurrence, direction), [1, 0])),
+            **_panels(node, part(recurrence, direction), layer),
             "hidden": zeros(batch, size) if hidden is None else part(hidden, direction),
             "cell": zeros(batch, size) if cell is None else part(cell, direction),
             "bias": zeros(size),
@@ -138,9 +139,11 @@ def _layer(node: Node, kind: str, *, quantised: bool = False) -> relax.Expr:
                 )
                 kept = node.emit(relax.op.strided_slice(second, [0], [0], [2 * size]))
                 second = node.emit(relax.op.concat([kept, zeros(size)], 0))
-            both = node.emit(relax.op.add(first, second))
+            both = _in_units(node, node.emit(relax.op.add(first, second)), layer)
             gates = node.emit(relax.op.add(gates, both))
-        given["gates"] = node.emit(relax.op.reshape(gates, [steps, batch, width]))
+        given["gates"] = node.emit(relax.op.reshape(gates, [steps, batch, layer.width]))
+        if layer.reset_after:
+            given["bias"] = _in_units(node, given["bias"], layer)
         made = node.call(
             kind.lower(),
             layer.function(),
@@ -155,6 +158,35 @@ def _layer(node: Node, kind: str, *, quantised: bool = False) -> relax.Expr:
             for number in range(len(results[0]))
         ]
     )
+
+
+def _in_units(node: Node, item: relax.Expr, layer: Recurrent) -> relax.Expr:
+    """The last axis, of one or more gates, with zeros where a gate's last block has no units."""
+    *outer, elements = _shape(item)
+    missing = layer.units - layer.size
+    if not missing:
+        return item
+    gates = elements // layer.size
+    apart = node.emit(relax.op.reshape(item, [*outer, gates, layer.size]))
+    padded = node.emit(relax.op.nn.pad(apart, [0, 0] * (len(outer) + 1) + [0, missing]))
+    return node.emit(relax.op.reshape(padded, [*outer, gates * layer.units]))
+
+
+def _panels(node: Node, recurrence: relax.Expr, layer: Recurrent) -> dict[str, relax.Expr]:
+    """The weights of the state (gates * size, size), of each pass in the order of its reading."""
+    turned = node.emit(relax.op.permute_dims(recurrence, [1, 0]))
+    padded = _in_units(node, turned, layer)
+    blocks = layer.units // layer.block
+    apart = node.emit(relax.op.reshape(padded, [layer.size, -1, blocks, layer.block]))
+    panels = node.emit(relax.op.permute_dims(apart, [2, 0, 1, 3]))
+    if len(layer.passes) == 1:
+        return {"weights0": panels}
+    return {
+        f"weights{number}": node.emit(
+            relax.op.strided_slice(panels, [2], [gates.start], [gates.stop])
+        )
+        for number, gates in enumerate(layer.passes)
+    }
 
 
 def _together(node: Node, parts: Sequence[relax.Expr], axis: int, by_batch: bool) -> relax.Expr:

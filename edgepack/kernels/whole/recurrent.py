@@ -1,23 +1,31 @@
 """Recurrent layers over a whole sequence: LSTM, GRU and RNN of one direction.
 
 What the inputs contribute to the gates is a product over all steps at once, made before. Here each
-step adds what the state contributes: the weights of all gates lie side by side, a row for each
-element of the state, so that a vector holds neighbouring gates, and eight rows are added in one go.
+step adds what the state contributes. Units are taken in blocks, of which a pass keeps all gates in
+registers while it goes through the state once: the weights of a block lie in the order in which
+they are read. What becomes of the gates follows for all units at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from tvm import tirx
 
 from edgepack.kernels.tiles import tir
+from edgepack.kernels.tiles.cpu import CpuModel
+from edgepack.kernels.tiles.element import FLOAT32
 from edgepack.kernels.tiles.requantise import round_half_to_even
 from edgepack.kernels.whole import kernel
 
-# Rows of weights that are added to the gates at once: each load and store of a gate serves so many.
-_ROWS = 8
+# Units of a block, of which a pass keeps all gates in registers, most first.
+_BLOCKS = (64, 32, 16, 8, 4)
+# Turns of a pass that are one, where there are registers for what they load. With fewer LLVM, which
+# moves loads up, stores some of the sums in each turn: a step of an LSTM on a Cortex-A9 takes 1.1
+# times the instructions.
+_UNROLLED, _REGISTERS_TO_UNROLL = 4, 32
 
 Activation = Callable[[tirx.Expr], tirx.Expr]
 
@@ -46,6 +54,7 @@ class Recurrent:
     size: int
     dtype: str
     activations: Sequence[Activation]
+    cpu: CpuModel
     backwards: bool = False
     clip: float = 0.0
     joined: bool = False
@@ -55,20 +64,59 @@ class Recurrent:
     quantised: bool = False
 
     @property
+    def passes(self) -> list[range]:
+        """Which gates are made of one and the same vector. A GRU's candidate is made of the state
+        that is reset, if that comes first."""
+        count = GATES[self.kind]
+        apart = self.kind == "GRU" and not self.reset_after
+        return [range(2), range(2, 3)] if apart else [range(count)]
+
+    @cached_property
+    def block(self) -> int:
+        """Units whose gates are summed up at once, in half of the registers at most."""
+        cpu, gates = self.cpu, max(map(len, self.passes))
+
+        def vectors(units: int) -> tuple[int, int]:
+            """Of one gate, and their lanes."""
+            lanes = min(units, cpu.widest(FLOAT32))
+            return units // lanes, lanes
+
+        def cycles(units: int) -> float:
+            """Of an element of the state: each sum waits for what it was before."""
+            count, lanes = vectors(units)
+            each = max(gates * count / cpu.rate(FLOAT32, lanes), cpu.fma_latency)
+            return -(-self.size // units) * each
+
+        able = [units for units in _BLOCKS if gates * vectors(units)[0] <= cpu.registers // 2]
+        return min(able, key=cycles)
+
+    @property
+    def units(self) -> int:
+        """Those of whole blocks. The last ones may be nobody's: weights of 0."""
+        return -(-self.size // self.block) * self.block
+
+    @property
     def width(self) -> int:
         """Elements of all gates."""
-        return GATES[self.kind] * self.size
+        return GATES[self.kind] * self.units
+
+    def weight_shape(self, gates: range) -> tuple[int, ...]:
+        """That of a pass's weights: by block, element of the state, gate and unit."""
+        return (self.units // self.block, self.size, len(gates), self.block)
 
     def inputs(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shapes and types of the kernel's inputs, by name, in order."""
         state = (self.batch, self.size)
         every = {
             "gates": ((self.steps, self.batch, self.width), self.dtype),
-            "weights": ((self.size, self.width), self.dtype),
+            **{
+                f"weights{number}": (self.weight_shape(gates), self.dtype)
+                for number, gates in enumerate(self.passes)
+            },
             "hidden": (state, self.dtype),
             "cell": (state, self.dtype) if self.kind == "LSTM" else None,
             # What a reset gate that comes after the product resets beside it.
-            "bias": ((self.size,), self.dtype) if self.reset_after else None,
+            "bias": ((self.units,), self.dtype) if self.reset_after else None,
             "peepholes": ((3 * self.size,), self.dtype) if self.has_peepholes else None,
             "lengths": ((self.batch,), "int32") if self.has_lengths else None,
         }
@@ -80,15 +128,16 @@ class Recurrent:
         made = {"sequence": ((self.steps, self.batch, self.size), self.dtype), "last": state}
         if self.kind == "LSTM":
             made["last_cell"] = state
-        room = self.width + self.size
+        room = self.rounded
         if self.quantised:
             room += self.batch * self.size + _RANGE
         return {**made, "sums": ((room,), self.dtype)}
 
     @property
     def rounded(self) -> int:
-        """Where in the scratch memory the rounded states are, and the numbers of their range."""
-        return self.width + self.size
+        """Where in the scratch memory the rounded states are, and the numbers of their range:
+        after the gates and a GRU's reset state."""
+        return self.width + (self.units if len(self.passes) > 1 else 0)
 
     def function(self) -> tirx.PrimFunc:
         """The kernel."""
@@ -177,7 +226,7 @@ class _Body:
         cell = "last_cell"
 
         def summed(number: int, u: tir.Expr, place: int | None) -> tirx.Expr:
-            value = self.get("sums", number * size + u)
+            value = self.sum(number, u)
             if place is not None and self.layer.has_peepholes:
                 value = value + self.get("peepholes", place * size + u) * self.get(cell, b, u)
             return self.clipped(value)
@@ -189,72 +238,50 @@ class _Body:
             if not self.layer.joined:
                 forget = gate(summed(2, u, 2))
             value = forget * self.get(cell, b, u) + into * candidate(summed(3, u, None))
-            return self.put("sums", value, 4 * size + u)
+            return self.put(cell, value, b, u)
 
         def hidden(u: tir.Expr) -> tir.Stmt:
-            value = gate(summed(1, u, 1)) * out(self.get(cell, b, u))
-            return tir.sequence(self.put("sequence", value, t, b, u), self.put("last", value, b, u))
+            return self.keep(gate(summed(1, u, 1)) * out(self.get(cell, b, u)), t, b, u)
 
-        return tir.sequence(
-            self.gates(t, b, 0, 4 * size),
-            self.product(b, 0, 4 * size),
-            self.each(next_cell),
-            self.each(lambda u: self.put(cell, self.get("sums", 4 * size + u), b, u)),
-            self.each(hidden),
-        )
+        return tir.sequence(self.product(0, t, b), self.each(next_cell), self.each(hidden))
 
     def gru(self, t: tir.Expr, b: tir.Expr) -> tir.Stmt:
-        size, (gate, candidate) = self.layer.size, self.layer.activations
-        after = self.layer.reset_after
+        units, (gate, candidate) = self.layer.units, self.layer.activations
         one = tirx.const(1, self.layer.dtype)
 
         # In ONNX's order: update, reset, hidden.
-        def reset(u: tir.Expr) -> tir.Stmt:
-            value = gate(self.clipped(self.get("sums", size + u)))
-            if after:
-                linear = self.get("sums", 2 * size + u) + self.get("bias", u)
-                value = self.get("gates", t, b, 2 * size + u) + value * linear
-                return self.put("sums", value, 2 * size + u)
-            # The state that the third product is made of.
-            return self.put("sums", value * self.get("last", b, u), 3 * size + u)
+        def reset(u: tir.Expr) -> tirx.Expr:
+            return gate(self.clipped(self.sum(1, u)))
+
+        def reset_linear(u: tir.Expr) -> tir.Stmt:
+            value = self.get("gates", t, b, 2 * units + u) + reset(u) * self.sum(2, u)
+            return self.put("sums", value, 2 * units + u)
+
+        def reset_state(u: tir.Expr) -> tir.Stmt:
+            return self.put("sums", reset(u) * self.get("last", b, u), 3 * units + u)
 
         def hidden(u: tir.Expr) -> tir.Stmt:
-            update = gate(self.clipped(self.get("sums", u)))
-            new = candidate(self.clipped(self.get("sums", 2 * size + u)))
-            return self.put(
-                "sums", (one - update) * new + update * self.get("last", b, u), 3 * size + u
-            )
+            update = gate(self.clipped(self.sum(0, u)))
+            new = candidate(self.clipped(self.sum(2, u)))
+            return self.keep((one - update) * new + update * self.get("last", b, u), t, b, u)
 
-        def keep(u: tir.Expr) -> tir.Stmt:
-            value = self.get("sums", 3 * size + u)
-            return tir.sequence(self.put("sequence", value, t, b, u), self.put("last", value, b, u))
-
-        if after:
-            zero = tirx.const(0, self.layer.dtype)
-            products = [
-                self.gates(t, b, 0, 2 * size),
-                self.each(lambda u: self.put("sums", zero, 2 * size + u)),
-                self.product(b, 0, 3 * size),
-                self.each(reset),
-            ]
+        if self.layer.reset_after:
+            products = [self.product(0, t, b), self.each(reset_linear)]
         else:
             products = [
-                self.gates(t, b, 0, 3 * size),
-                self.product(b, 0, 2 * size),
-                self.each(reset),
-                self.product(b, 2 * size, 3 * size, of=lambda k: self.get("sums", 3 * size + k)),
+                self.product(0, t, b),
+                self.each(reset_state),
+                self.product(1, t, b, of=lambda k: self.get("sums", 3 * units + k)),
             ]
-        return tir.sequence(*products, self.each(hidden), self.each(keep))
+        return tir.sequence(*products, self.each(hidden))
 
     def rnn(self, t: tir.Expr, b: tir.Expr) -> tir.Stmt:
         (activation,) = self.layer.activations
 
         def hidden(u: tir.Expr) -> tir.Stmt:
-            value = activation(self.clipped(self.get("sums", u)))
-            return tir.sequence(self.put("sequence", value, t, b, u), self.put("last", value, b, u))
+            return self.keep(activation(self.clipped(self.sum(0, u))), t, b, u)
 
-        size = self.layer.size
-        return tir.sequence(self.gates(t, b, 0, size), self.product(b, 0, size), self.each(hidden))
+        return tir.sequence(self.product(0, t, b), self.each(hidden))
 
     # ------------------------------------------------ their parts
 
@@ -281,44 +308,78 @@ class _Body:
         most = tirx.const(self.layer.clip, self.layer.dtype)
         return tirx.max(tirx.min(value, most), -most)
 
-    def gates(self, t: tir.Expr, b: tir.Expr, start: int, end: int) -> tir.Stmt:
-        """The inputs' part of some gates."""
-        return tir.loop_of(
-            "g",
-            end - start,
-            lambda g: self.put("sums", self.get("gates", t, b, start + g), start + g),
-        )
+    def sum(self, gate: int, u: tir.Expr) -> tirx.Expr:
+        """What a pass made of a gate."""
+        return self.get("sums", gate * self.layer.units + u)
+
+    def keep(self, value: tirx.Expr, t: tir.Expr, b: tir.Expr, u: tir.Expr) -> tir.Stmt:
+        """Store an element of the new state."""
+        stored = self.put("last", value, b, u)
+        return tir.sequence(stored, self.put("sequence", self.get("last", b, u), t, b, u))
 
     def product(
         self,
+        number: int,
+        t: tir.Expr,
         b: tir.Expr,
-        start: int,
-        end: int,
         of: Callable[[tir.Expr], tirx.Expr] | None = None,
     ) -> tir.Stmt:
-        """Add the state's part of some gates, or that of another vector."""
-        size = self.layer.size
+        """The sums of a pass's gates: the inputs' part, and that of the state or another vector."""
+        layer, gates = self.layer, self.layer.passes[number]
+        sums = [tir.Local(f"sum{gate}", layer.block, layer.dtype) for gate in gates]
 
         def state(k: tir.Expr) -> tirx.Expr:
-            if self.layer.quantised:
-                return self.get("sums", self.layer.rounded + b * size + k)
+            if layer.quantised:
+                return self.get("sums", layer.rounded + b * layer.size + k)
             return self.get("last", b, k)
 
         source = of or state
 
-        def rows(first: tir.Expr, count: int) -> tir.Stmt:
-            def one(g: tir.Expr) -> tir.Stmt:
-                value = self.get("sums", start + g)
-                for k in range(count):
-                    weight = self.get("weights", first + k, start + g)
-                    value = value + source(first + k) * weight
-                return self.put("sums", value, start + g)
+        def start(gate: int, place: tir.Expr) -> tirx.Expr:
+            if layer.reset_after and gate == 2:
+                return self.vector("bias", place)
+            return self.vector("gates", t, b, gate * layer.units + place)
 
-            return tir.loop_of("g", end - start, one)
+        def add(block: tir.Expr, k: tir.Expr) -> tir.Stmt:
+            value = tir.spread(source(k), layer.block)
+            weights = (
+                self.vector(f"weights{number}", block, k, index, 0) for index in range(len(sums))
+            )
+            added = zip(sums, weights, strict=True)
+            return tir.sequence(*(item.set(item.get() + value * weight) for item, weight in added))
 
-        full, rest = divmod(size, _ROWS)
-        parts = [tir.loop_of("k", full, lambda k: rows(k * _ROWS, _ROWS))] if full else []
-        return tir.sequence(*parts, rows(full * _ROWS, rest) if rest else None)
+        def one(block: tir.Expr) -> tir.Stmt:
+            place = block * layer.block
+            return tir.sequence(
+                *(item.declare() for item in sums),
+                *(item.set(start(gate, place)) for gate, item in zip(gates, sums, strict=True)),
+                self.unrolled(layer.size, lambda k: add(block, k)),
+                *(
+                    tir.store(
+                        self.made["sums"], item.get(), [gate * layer.units + place], layer.block
+                    )
+                    for gate, item in zip(gates, sums, strict=True)
+                ),
+            )
+
+        return tir.loop_of("block", layer.units // layer.block, one)
+
+    def unrolled(self, extent: int, body: Callable[[tir.Expr], tir.Stmt]) -> tir.Stmt:
+        """A loop, with some turns in one if there are registers for what they load."""
+        turns = _UNROLLED if self.layer.cpu.registers >= _REGISTERS_TO_UNROLL else 1
+        full, rest = divmod(extent, turns)
+
+        def some(first: tir.Expr, count: int) -> tir.Stmt:
+            return tir.sequence(*(body(first + i) for i in range(count)))
+
+        return tir.sequence(
+            tir.loop_of("k", full, lambda k: some(k * turns, turns)) if full else None,
+            some(full * turns, rest) if rest else None,
+        )
+
+    def vector(self, name: str, *at: tir.Expr) -> tirx.Expr:
+        """A block's elements of an input."""
+        return tir.load(self.given[name], at, self.layer.block)
 
 
 # ---------------------------------------------------------------- activations

@@ -1,0 +1,94 @@
+"""LSTM, GRU and RNN of sizes around those of blocks of units, on every instruction set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+from onnx.reference import ReferenceEvaluator
+
+from tests.onnx_models import Builder
+from tests.targets import compile_and_run, every_target_in_parts, save_cases, wrong_outputs
+
+STEPS, BATCH, FEATURES = 5, 3, 7
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+# Operator, size of the state, attributes, whether all optional inputs are there.
+LAYERS = [
+    ("LSTM", 1, {}, False),
+    ("LSTM", 8, {"input_forget": 1}, True),
+    ("LSTM", 13, {"direction": b"reverse", "clip": 0.5}, True),
+    ("LSTM", 21, {"direction": b"bidirectional"}, True),
+    ("GRU", 3, {}, True),
+    ("GRU", 16, {"direction": b"reverse", "linear_before_reset": 1}, False),
+    ("GRU", 24, {"clip": 0.3}, False),
+    ("GRU", 33, {"direction": b"bidirectional", "linear_before_reset": 1}, True),
+    ("RNN", 5, {"direction": b"bidirectional"}, True),
+    ("RNN", 70, {"activations": ["Affine"], "activation_alpha": [0.5]}, False),
+    ("LSTM", 16, {"clip": 0.4, "activations": ["HardSigmoid", "Relu", "Softsign"]}, False),
+]
+
+
+def _layer(net: Builder, case: tuple, number: int, source: str) -> dict[str, str]:
+    op, size, attributes, optional = case
+    ways = 2 if attributes.get("direction") == b"bidirectional" else 1
+    gates = GATES[op] * size
+    given = [net.weight(ways, gates, FEATURES), net.weight(ways, gates, size)]
+    if optional:
+        lengths = net.const(net.random.integers(1, STEPS + 1, size=BATCH), "int32")
+        given += [net.weight(ways, 2 * gates), lengths, net.weight(ways, BATCH, size)]
+    if optional and op == "LSTM":
+        given += [net.weight(ways, BATCH, size), net.weight(ways, 3 * size)]
+    names = [f"{op}{number}.{what}" for what in ("all", "last", "cell")]
+    names = names if op == "LSTM" else names[:2]
+    net.op(op, source, *given, outputs=names, hidden_size=size, **attributes)
+    return {f"{op} {size} {attributes} {name}": name for name in names}
+
+
+@every_target_in_parts
+def test_layers_equal_onnxruntime_s(tmp_path: Path, board: str, cpu: str, part: slice) -> None:
+    net, cases = Builder(3), {}
+    for number, case in list(enumerate(LAYERS))[part]:
+        cases |= _layer(net, case, number, "x")
+    shape = (STEPS, BATCH, FEATURES)
+    path = save_cases(tmp_path / "recurrent.onnx", net, {"x": shape}, cases)
+    inputs = [2 * net.random.normal(size=shape).astype("float32")]
+    _, got = compile_and_run(path, inputs, board, cpu, tmp_path)
+    assert not wrong_outputs(path, inputs, got, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("op", list(GATES))
+def test_nan_stays_in_its_sequence_and_infinity_saturates(tmp_path: Path, op: str) -> None:
+    """onnxruntime's functions make a number of NaN; arithmetic as ONNX defines it does not."""
+    net = Builder(4)
+    cases = _layer(net, (op, 11, {}, False), 0, "x")
+    shape = (STEPS, BATCH, FEATURES)
+    path = save_cases(tmp_path / "nan.onnx", net, {"x": shape}, cases)
+    clean = net.random.normal(size=shape).astype("float32")
+    hurt = clean.copy()
+    hurt[2, 1, 3], hurt[1, 2, 0] = np.nan, np.inf
+    _, (got, *_) = compile_and_run(path, [hurt], "local", "native", tmp_path)
+    (tmp_path / "clean").mkdir()
+    _, (due, *_) = compile_and_run(path, [clean], "local", "native", tmp_path / "clean")
+    assert np.isnan(got[2:, 0, 1]).all()
+    assert np.isfinite(got[:, 0, 2]).all()
+    np.testing.assert_array_equal(got[:2, 0, 1], due[:2, 0, 1])
+    np.testing.assert_array_equal(got[:, 0, 0], due[:, 0, 0])
+
+
+def test_doubles_and_weights_that_come_at_run_time(tmp_path: Path) -> None:
+    net, size, shape = Builder(5), 10, (STEPS, BATCH, FEATURES)
+    double = TensorProto.DOUBLE
+    weights = {"w": (1, 3 * size, FEATURES), "r": (1, 3 * size, size)}
+    net.op("GRU", "x", "w", "r", outputs=["y"], hidden_size=size)
+    proto = net.model({"x": shape, **weights}, {"y": (STEPS, 1, BATCH, size)}, None, opset=17)
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.elem_type = double
+    onnx.save(proto, tmp_path / "double.onnx")
+    inputs = [net.random.normal(size=item) for item in (shape, *weights.values())]
+    _, (got,) = compile_and_run(tmp_path / "double.onnx", inputs, "local", "native", tmp_path)
+    # onnxruntime's GRU has no doubles.
+    (due,) = ReferenceEvaluator(proto).run(None, dict(zip(("x", *weights), inputs, strict=True)))
+    np.testing.assert_allclose(got, due, rtol=1e-10)
