@@ -81,6 +81,16 @@ CORNERS: Sequence[Corner] = (
     (20, "ReduceLogSum", (np.abs(REAL).astype("float64"),), {"noop_with_empty_axes": 1}),
     (20, "ReduceMax", (REAL > 0, [np.array([1])]), {}),
     (8, "ArgMax", (REAL.astype("float32"),), {"axis": -1}),
+    # None is larger than the least number of the type.
+    *(
+        (13, kind, (np.full((1, 3, 5), end, dtype),), {"axis": 1, "select_last_index": last})
+        for kind, dtype, end in (
+            ("ArgMax", "uint64", 0),
+            ("ArgMin", "int64", 2**63 - 1),
+            ("ArgMax", "float64", -np.inf),
+        )
+        for last in (0, 1)
+    ),
     *((13, "Sign", (np.array([0, 3], t),), {}) for t in ("uint8", "uint64")),
     (16, "PRelu", (ROW.astype("int64"), [np.array([2])]), {}),
     (16, "PRelu", (PIXELS.astype("int32"), [np.full((2, 1, 6), 2, "int32")]), {}),

@@ -57,6 +57,46 @@ def _extremum(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return builder.call_te(reduced, data, primfunc_name_hint=name)
 
 
+def _extreme_place(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Where the largest is, from no place on: TVM begins with the type's least number, at a place
+    that there is not, and stays there where nothing is larger."""
+    data, largest = call.args[0], call.op.name == "relax.argmax"
+    shape, kind = list(data.ty.shape), str(call.ty.dtype)
+    if call.attrs.axis is None or int(shape[int(call.attrs.axis)]) == 0:
+        return call.op.get_attr("FLegalize")(builder, call)
+    axis, keeps = int(call.attrs.axis) % len(shape), bool(call.attrs.keepdims)
+
+    def combine(one: tuple[tirx.Var, ...], other: tuple[tirx.Var, ...]) -> tuple[tirx.Expr, ...]:
+        (place, value), (later, found) = one, other
+        beats = found > value if largest else found < value
+        sooner = tirx.And(tirx.EQ(found, value), later < place)
+        there = later >= tirx.const(0, kind)
+        takes = tirx.Or(place < tirx.const(0, kind), tirx.And(there, tirx.Or(beats, sooner)))
+        return tirx.Select(takes, later, place), tirx.Select(takes, found, value)
+
+    def nothing(place: str, value: str) -> tuple[tirx.Expr, ...]:
+        return tirx.const(-1, place), tirx.const(0, value)
+
+    reducer = te.comm_reducer(combine, nothing, name=call.op.name.removeprefix("relax."))
+
+    def reduced(tensor: te.Tensor) -> te.Tensor:
+        over = te.reduce_axis((0, shape[axis]), name="k")
+
+        def element(*at: tirx.Var) -> tuple[tirx.Expr, ...]:
+            index = [*at[:axis], over, *at[axis + keeps :]]
+            return reducer((tirx.Cast(kind, over), tensor[tuple(index)]), axis=over)
+
+        extents = [*shape[:axis], *([1] if keeps else []), *shape[axis + 1 :]]
+        places, _ = te.compute(extents, element, name="best")
+
+        def place(*at: tirx.Var) -> tirx.Expr:
+            return places(*at)
+
+        return te.compute(extents, place, name="place")
+
+    return builder.call_te(reduced, data, primfunc_name_hint=call.op.name.removeprefix("relax."))
+
+
 def _arithmetic(
     node: Callable[[tirx.Expr, tirx.Expr], tirx.Expr],
     builder: relax.BlockBuilder,
@@ -100,6 +140,8 @@ def _at(operand: te.Tensor | tirx.Expr, at: tuple[tirx.Var, ...]) -> tirx.Expr:
 
 
 LEGALIZATIONS: dict[str, Legalize] = {
+    "relax.argmax": _extreme_place,
+    "relax.argmin": _extreme_place,
     "relax.add": partial(_arithmetic, tirx.Add),
     "relax.divide": partial(_arithmetic, tirx.Div),
     "relax.max": _extremum,
