@@ -17,14 +17,32 @@ from edgepack.model.opsets import of_one_opset
 ONNX, ONNXRUNTIME = "ONNX", "onnxruntime"
 
 
+_OfNan = Callable[[Any, Mapping[str, Any], Mapping[str, Sequence[int]]], bool]
+
+
+def _any_of(*operators: str) -> _OfNan:
+    return lambda node, _attributes, _shapes: node.op_type in operators
+
+
+def _in_groups(
+    node: Any, attributes: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]
+) -> bool:
+    """A convolution in groups that are no single channels."""
+    if node.op_type not in ("Conv", "ConvTranspose") or (groups := attributes.get("group", 1)) < 2:
+        return False
+    weight = shapes.get(node.input[1])
+    return weight is not None and list(weight[:2]) != [groups, 1]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
     """An operator in a form that is read in two ways.
 
     `onnx` and `onnxruntime` say what each makes of it, `taken` which of them is compiled: one of
     their names, or what else. `applies` finds nodes of that form, where ONNX's own reference gives
-    another result than what is compiled. `of_nan` are the operators whose form is a NaN among the
-    elements: there a comparison with onnxruntime says nothing.
+    another result than what is compiled. `of_nan` finds those whose form is a NaN (or an infinity)
+    among the elements, by the shapes of weights, too: there a comparison with onnxruntime says
+    nothing.
     """
 
     operator: str
@@ -33,7 +51,7 @@ class Meaning:
     onnxruntime: str
     taken: str
     applies: Callable[[Any, Mapping[str, Any]], bool] = lambda _node, _attributes: False
-    of_nan: frozenset[str] = frozenset()
+    of_nan: _OfNan = lambda _node, _attributes, _shapes: False
 
 
 def _by_result(node: Any, attributes: Mapping[str, Any]) -> bool:
@@ -114,7 +132,7 @@ MEANINGS: Sequence[Meaning] = (
         onnx=_NO_WORD,
         onnxruntime="NaN or a number: it depends on where the NaN lies",
         taken="NaN, as in PyTorch and numpy",
-        of_nan=frozenset(("ReduceMax", "ReduceMin", "MaxPool", "GlobalMaxPool")),
+        of_nan=_any_of("ReduceMax", "ReduceMin", "MaxPool", "GlobalMaxPool"),
     ),
     Meaning(
         operator="TopK",
@@ -122,7 +140,7 @@ MEANINGS: Sequence[Meaning] = (
         onnx=_NO_WORD,
         onnxruntime="NaN stays near where it was",
         taken="NaN comes last",
-        of_nan=frozenset(("TopK",)),
+        of_nan=_any_of("TopK"),
     ),
     Meaning(
         operator="ArgMax, ArgMin",
@@ -130,7 +148,7 @@ MEANINGS: Sequence[Meaning] = (
         onnx=_NO_WORD,
         onnxruntime="NaN is found if it is the first element, or the tensor has one axis",
         taken="NaN is found if it is the first element",
-        of_nan=frozenset(("ArgMax", "ArgMin")),
+        of_nan=_any_of("ArgMax", "ArgMin"),
     ),
     Meaning(
         operator="Hardmax",
@@ -138,7 +156,7 @@ MEANINGS: Sequence[Meaning] = (
         onnx=_NO_WORD,
         onnxruntime="NaN is not found; where it is the first element, nothing is",
         taken="1 at what ArgMax finds",
-        of_nan=frozenset(("Hardmax",)),
+        of_nan=_any_of("Hardmax"),
     ),
     Meaning(
         operator="LRN",
@@ -146,7 +164,7 @@ MEANINGS: Sequence[Meaning] = (
         onnx="NaN in the channels whose window has one",
         onnxruntime="NaN in all channels behind it, too",
         taken=ONNX,
-        of_nan=frozenset(("LRN",)),
+        of_nan=_any_of("LRN"),
     ),
     Meaning(
         operator="LSTM, GRU, RNN",
@@ -154,7 +172,15 @@ MEANINGS: Sequence[Meaning] = (
         onnx="NaN",
         onnxruntime="NaN or a number: some of its kernels bound what activations take",
         taken=ONNX,
-        of_nan=frozenset(("LSTM", "GRU", "RNN")),
+        of_nan=_any_of("LSTM", "GRU", "RNN"),
+    ),
+    Meaning(
+        operator="Conv, ConvTranspose",
+        form="groups of few channels, a NaN or an infinity among the elements",
+        onnx="NaN or an infinity in the results of its group",
+        onnxruntime=ONNX,
+        taken="NaN in those of groups in the same vector, too",
+        of_nan=_in_groups,
     ),
     Meaning(
         operator="QuantizeLinear, DynamicQuantizeLinear",
@@ -162,7 +188,7 @@ MEANINGS: Sequence[Meaning] = (
         onnx=_NO_WORD,
         onnxruntime="the least integer on x86-64",
         taken="an integer, by the CPU's instructions",
-        of_nan=frozenset(("QuantizeLinear", "DynamicQuantizeLinear")),
+        of_nan=_any_of("QuantizeLinear", "DynamicQuantizeLinear"),
     ),
     Meaning(
         operator="Cast",
@@ -283,24 +309,33 @@ _AXES_AS_INPUT = 18
 
 def departures(proto: Any) -> list[Meaning]:
     """What of a model's graph is compiled otherwise than ONNX's own reference has it."""
-    from onnx import helper
-
     from edgepack.model import walk_nodes
 
     found = []
     for node in walk_nodes(proto.graph):
-        attributes = {
-            item.name: helper.get_attribute_value(item)
-            for item in node.attribute
-            if not item.ref_attr_name
-        }
-        found += [m for m in MEANINGS if m.applies(node, attributes) and m not in found]
+        given = _attributes(node)
+        found += [m for m in MEANINGS if m.applies(node, given) and m not in found]
     return found
 
 
-def choices_of_nan(proto: Any) -> list[Meaning]:
-    """What of a model's graph is by choice where a NaN is among an operator's elements."""
+def choices_of_nan(proto: Any, node: Any = None) -> list[Meaning]:
+    """What of a model's graph, or of one of its nodes, is by choice where a NaN is among an
+    operator's elements."""
     from edgepack.model import walk_nodes
 
-    operators = {node.op_type for node in walk_nodes(proto.graph)}
-    return [item for item in MEANINGS if item.of_nan & operators]
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
+    found = []
+    for one in walk_nodes(proto.graph) if node is None else [node]:
+        given = _attributes(one)
+        found += [m for m in MEANINGS if m.of_nan(one, given, shapes) and m not in found]
+    return found
+
+
+def _attributes(node: Any) -> dict[str, Any]:
+    from onnx import helper
+
+    return {
+        item.name: helper.get_attribute_value(item)
+        for item in node.attribute
+        if not item.ref_attr_name
+    }

@@ -83,23 +83,24 @@ def drawn(seed: int, only: str = "") -> Drawn | None:
 
 
 def behind_choices(model: onnx.ModelProto, values: Mapping[str, np.ndarray]) -> frozenset[str]:
-    """The tensors of a graph that follow from a NaN where the table of choices has a row for it."""
-    operators = {name for row in choices_of_nan(model) for name in row.of_nan}
+    """The tensors of a graph that follow from a NaN, or an infinity, where the table of choices has
+    a row for it."""
     found: set[str] = set()
     for node in model.graph.node:
+        given = [values[name] for name in node.input if name in values]
         if found.intersection(node.input) or (
-            node.op_type in operators and any(_has_nan(values.get(name)) for name in node.input)
+            not all(map(_is_finite, given)) and choices_of_nan(model, node)
         ):
             found.update(node.output)
     return frozenset(found)
 
 
-def _has_nan(value: np.ndarray | None) -> bool:
-    return value is not None and value.dtype.kind == "f" and bool(np.isnan(value).any())
-
-
 def names(model: onnx.ModelProto, given: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     return {info.name: value for info, value in zip(model.graph.input, given, strict=True)}
+
+
+def _is_finite(value: np.ndarray) -> bool:
+    return value.dtype.kind != "f" or bool(np.isfinite(value).all())
 
 
 # ---------------------------------------------------------------- one model
