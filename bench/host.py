@@ -41,6 +41,8 @@ from bench.results import (
 from edgepack.base.errors import EdgepackError, RemoteError
 from edgepack.base.process import last_lines
 from edgepack.base.progress import Progress
+from edgepack.boards import get_board
+from edgepack.flow.doctor import cost_model_gap
 from edgepack.flow.reference import run_reference
 
 log = logging.getLogger(__name__)
@@ -89,6 +91,8 @@ def measure(
 
     With `held`, all engines are held to AVX2, and have one thread.
     """
+    if gap := cost_model_gap(get_board("local")):
+        log.warning("%s", gap)
     cores = len(os.sched_getaffinity(0))
     engines = [engine for engine in engines if engine in (NAME, *HOST_ENGINES)]
     for model in map(get_model, models):

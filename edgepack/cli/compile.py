@@ -17,7 +17,6 @@ from edgepack.cli.pages import add_html, check_html, save
 from edgepack.cli.pages.compile import compile_page
 from edgepack.compiler import CompiledModel
 from edgepack.compiler.precision import LEAST_WINOGRAD_DB
-from edgepack.kernels.tiles.cpu import has_model, nearest_model
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Write model.so, graph.json and params.bin."""
+    from edgepack.flow.doctor import cost_model_gap
     from edgepack.flow.job import choose_tuned_for, compile_job, cpu_job, make_job
 
     job = make_job(project_of(args))
@@ -57,6 +57,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     title = f"{job.project.name} for {job.board.name}"
     save(args, console, compile_page(compiled, title, job.board))
     tuned = choose_tuned_for(job, compiled).choices
+    gap = cost_model_gap(job.board) if args.explain else None
     summary = f"{out}: for {job.board.name} ({job.board.cpu}), {memory(compiled, job.board)}"
     if tuned:
         summary += f"; {len(tuned)} {'kernel' if len(tuned) == 1 else 'kernels'} as tuned"
@@ -77,26 +78,18 @@ def run(args: argparse.Namespace, console: Console) -> int:
             "tuned": {kernel: str(way) for kernel, way in tuned.items()},
             **(
                 {
-                    "has_cost_model": cost_model_gap(job.board) is None,
+                    "has_cost_model": gap is None,
                     "layers": [asdict(layer) for layer in compiled.layers],
                 }
                 if args.explain
                 else {}
             ),
         },
-        "\n\n".join(filter(None, [explanation(compiled), cost_model_gap(job.board), summary]))
+        "\n\n".join(filter(None, [explanation(compiled), gap, summary]))
         if args.explain
         else summary,
     )
     return 0
-
-
-def cost_model_gap(board: Board) -> str | None:
-    """What is to be said if kernels were chosen by the figures of another CPU."""
-    if board.is_local or has_model(board.llvm_triple, board.cpu):
-        return None
-    nearest = nearest_model(board.llvm_triple, board.cpu).name
-    return f"no cost model for the CPU '{board.cpu}': kernels were chosen as for {nearest}"
 
 
 def explanation(compiled: CompiledModel) -> str:

@@ -11,7 +11,20 @@ import onnxruntime
 import pytest
 
 import bench
-from bench import accuracy, arm, avx2, bits, camera, charts, compiling, host, mca, ops, results
+from bench import (
+    accuracy,
+    arm,
+    avx2,
+    bits,
+    camera,
+    charts,
+    compiling,
+    host,
+    mca,
+    memory,
+    ops,
+    results,
+)
 from bench.models import BenchModel
 from bench.network import Network, tokens_of
 from bench.ours import NAME
@@ -20,6 +33,7 @@ from bench.wide import WIDE
 from edgepack.base.errors import MismatchError
 from edgepack.base.process import run
 from edgepack.boards import get_board
+from tests.support import require_tool
 
 TITLES = {"a": "A 1.0", "b": "B 2.0"}
 
@@ -425,3 +439,39 @@ def test_performance_leads_with_all_charts() -> None:
 def test_the_charts_are_of_the_results() -> None:
     for file, text in charts.charts().items():
         assert (charts.FOLDER / file).read_text() == text, "run python -m bench --report --docs"
+
+
+def test_caches_and_their_bandwidth_become_a_row(tmp_path: Path) -> None:
+    for number, (level, kind, size) in enumerate(
+        [(1, "Data", "48K"), (1, "Instruction", "32K"), (2, "Unified", "2M"), (3, "Unified", "60M")]
+    ):
+        folder = tmp_path / f"index{number}"
+        folder.mkdir()
+        for name, value in (("level", level), ("type", kind), ("size", size)):
+            (folder / name).write_text(f"{value}\n")
+    sizes = memory.cache_sizes(tmp_path)
+    assert sizes == {1: 48 << 10, 2: 2 << 20, 3: 60 << 20}
+    found = {
+        level: memory.Reading(ghz=3.0, bytes_per_cycle=rate, products_per_cycle=2.0)
+        for level, rate in ((1, 120.0), (2, 48.04), (3, 8.0))
+    }
+    beyond = memory.Reading(ghz=3.0, bytes_per_cycle=2.96, products_per_cycle=2.0)
+    figures = eval(f"dict({memory.row(sizes, found, beyond)})", {"KIB": 1024})
+    assert figures == {
+        "l1_bytes": 48 << 10,
+        "l2_bytes": 2 << 20,
+        "l2_bandwidth": 48.0,
+        "l3_bytes": 60 << 20,
+        "l3_bandwidth": 8.0,
+        "memory_bandwidth": 3.0,
+    }
+    # Many boards' kernels say nothing of caches.
+    with pytest.raises(memory.MemoryBenchError, match="caches") as caught:
+        memory.cache_sizes(tmp_path / "none")
+    assert "memory.c" in str(caught.value.hint)
+
+
+def test_bandwidth_is_measured_on_this_machine() -> None:
+    require_tool("cc")
+    found = memory.measure(memory.build(), 1 << 14, 2)
+    assert min(found.ghz, found.bytes_per_cycle, found.products_per_cycle) > 0

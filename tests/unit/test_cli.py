@@ -20,7 +20,7 @@ from edgepack.base.errors import EXIT_CODES, UsageError
 from edgepack.base.version import VERSION
 from edgepack.boards import get_board
 from edgepack.cli import COMMANDS, main, make_parser
-from edgepack.cli.compile import cost_model_gap, explanation
+from edgepack.cli.compile import explanation
 from edgepack.cli.console import table
 from edgepack.cli.examples import EXAMPLES
 from edgepack.cli.options import of_memory, parse_constants, parse_shapes
@@ -28,6 +28,7 @@ from edgepack.cli.transfer import rate
 from edgepack.compiler import CompiledModel
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.deploy.remote_app import RunRequest
+from edgepack.flow.doctor import cost_model_gap
 from tests.onnx_models import Builder
 
 

@@ -22,6 +22,7 @@ from edgepack.kernels.layer import (
 from edgepack.kernels.rules import convolution, depthwise, pooling, transposed
 from edgepack.kernels.tiles import arm, tile
 from edgepack.kernels.tiles.cpu import (
+    ALDER_LAKE,
     AVX2,
     AVX512,
     CORTEX_A7,
@@ -33,8 +34,14 @@ from edgepack.kernels.tiles.cpu import (
     CORTEX_A72,
     CORTEX_A76,
     CORTEX_A78,
+    GRACEMONT,
+    HASWELL,
+    SAPPHIRE_RAPIDS,
+    SKYLAKE_X,
     SSE,
+    ZEN2,
     ZEN4,
+    ZEN5,
     CpuModel,
     cpu_model,
     has_model,
@@ -47,7 +54,14 @@ from edgepack.kernels.tiles.product import Shape, pack_weights
 from edgepack.kernels.value import Value
 
 CPUS = (
+    ZEN2,
     ZEN4,
+    ZEN5,
+    SKYLAKE_X,
+    SAPPHIRE_RAPIDS,
+    HASWELL,
+    ALDER_LAKE,
+    GRACEMONT,
     AVX2,
     SSE,
     CORTEX_A72,
@@ -65,6 +79,7 @@ CPUS = (
 # ------------------------------------------------ CPU models
 
 AARCH64, ARMV7 = "aarch64-unknown-linux-gnu", "armv7l-unknown-linux-gnueabihf"
+X86 = "x86_64-unknown-linux-gnu"
 
 
 @pytest.mark.parametrize(
@@ -97,8 +112,38 @@ def test_a_cpu_without_a_row_is_told_from_one_with() -> None:
     assert nearest_model(AARCH64, "cortex-a510").is_default
     # A row for one state is none for the other.
     assert not has_model(ARMV7, "cortex-a76")
-    # Told apart by their vectors.
+    # Told apart by their vectors, too.
     assert has_model("x86_64-linux-gnu", "alderlake")
+    assert not has_model("x86_64-linux-gnu", "x86-64-v3")
+
+
+@pytest.mark.parametrize(
+    ("unknown", "rows", "attributes"),
+    [
+        ((AARCH64, "cortex-x2"), ["cortex-a53", "cortex-a55", "cortex-a76"], []),
+        ((ARMV7, "cortex-a17"), ["cortex-a7", "cortex-a15"], []),
+        ((X86, "x86-64-v3"), ["haswell", "gracemont", "znver3"], []),
+        ((X86, "x86-64-v4"), ["znver4", "skylake-avx512", "sapphirerapids"], []),
+        # A hypervisor that hides AVX-512: no row is of such a CPU.
+        ((X86, "znver4"), ["haswell", "gracemont", "znver2"], ["-avx512f"]),
+    ],
+)
+def test_a_cpu_without_a_row_has_the_slowest_memory_of_its_family(
+    unknown: tuple[str, str], rows: list[str], attributes: list[str]
+) -> None:
+    triple, cpu = unknown
+
+    def model(name: str, features: list[str]) -> CpuModel:
+        return cpu_model(
+            tvm.target.Target({"kind": "llvm", "mtriple": triple, "mcpu": name, "mattr": features})
+        )
+
+    nearest = model(cpu, attributes)
+    assert nearest.is_default
+    for row in (model(name, []) for name in rows):
+        assert not row.is_default
+        for figure in ("l2_bytes", "l2_bandwidth", "l3_bytes", "l3_bandwidth", "memory_bandwidth"):
+            assert getattr(nearest, figure) <= getattr(row, figure)
 
 
 @pytest.mark.parametrize(
@@ -117,8 +162,20 @@ def test_a_cpu_without_a_row_is_told_from_one_with() -> None:
         ({"mtriple": "aarch64-unknown-linux-gnu", "mcpu": "cortex-a78ae"}, "cortex-a78"),
         ({"mtriple": "aarch64-unknown-linux-gnu", "mcpu": "neoverse-n1"}, "neoverse-n1"),
         ({"mtriple": "x86_64-unknown-linux-gnu", "mcpu": "znver4"}, "zen4"),
-        ({"mtriple": "x86_64-unknown-linux-gnu", "mcpu": "skylake-avx512"}, "avx512"),
-        ({"mtriple": "x86_64-unknown-linux-gnu", "mcpu": "haswell"}, "avx2"),
+        ({"mtriple": "x86_64-unknown-linux-gnu", "mcpu": "skylake-avx512"}, "skylake-avx512"),
+        ({"mtriple": X86, "mcpu": "cascadelake"}, "skylake-avx512"),
+        ({"mtriple": X86, "mcpu": "icelake-server"}, "icelake-server"),
+        ({"mtriple": X86, "mcpu": "tigerlake"}, "icelake-client"),
+        ({"mtriple": X86, "mcpu": "emeraldrapids"}, "sapphirerapids"),
+        ({"mtriple": X86, "mcpu": "graniterapids"}, "avx512"),
+        ({"mtriple": X86, "mcpu": "alderlake"}, "alderlake"),
+        ({"mtriple": X86, "mcpu": "gracemont"}, "gracemont"),
+        ({"mtriple": X86, "mcpu": "skylake"}, "skylake"),
+        ({"mtriple": X86, "mcpu": "znver2"}, "zen2"),
+        ({"mtriple": X86, "mcpu": "znver3"}, "zen3"),
+        ({"mtriple": X86, "mcpu": "znver5"}, "zen5"),
+        ({"mtriple": "x86_64-unknown-linux-gnu", "mcpu": "haswell"}, "haswell"),
+        ({"mtriple": X86, "mcpu": "x86-64-v3"}, "avx2"),
         ({"mtriple": "x86_64-unknown-linux-gnu", "mcpu": "x86-64-v2"}, "sse4.2"),
         # A hypervisor may hide what the CPU's name promises.
         (

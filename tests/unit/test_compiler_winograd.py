@@ -21,6 +21,7 @@ from edgepack.kernels.tiles.cpu import (
     CORTEX_A53,
     CORTEX_A72,
     CORTEX_A76,
+    SAPPHIRE_RAPIDS,
     ZEN4,
 )
 from edgepack.kernels.tiles.element import FLOAT16, FLOAT32
@@ -265,6 +266,27 @@ def test_it_can_be_forced(size: int, kernel: int, stride: int) -> None:
     if forced.takes(some, CORTEX_A9):
         tile = toom_cook.TileForm(down=forms[size], across=forms[size])
         assert winograd.plan(some, CORTEX_A9, [size]).form == tile
+
+
+@pytest.mark.parametrize("channels", [64, 128, 192, 256, 512, 1280])
+def test_slower_memory_never_brings_larger_weights(channels: int) -> None:
+    """Of the 3x3 layers of ResNet-18 and RepVGG-A0, on Sapphire Rapids and as it was priced before:
+    with 16 bytes a cycle from the third cache, as Zen 4 has. What is priced is above what the
+    weights alone take to come."""
+    some = layer(channels, channels, {64: 56, 128: 28, 192: 14, 256: 14}.get(channels, 7))
+    fast = replace(SAPPHIRE_RAPIDS, l3_bandwidth=16, l3_bytes=32 << 20, memory_bandwidth=5)
+    sizes = []
+    for cpu in (SAPPHIRE_RAPIDS, fast):
+        taken = winograd.RULE.takes(some, cpu)
+        chosen = winograd.plan(some, cpu) if taken else None
+        sizes.append(chosen.form.factors if chosen else 9)
+        if chosen and not chosen.fresh:
+            weights = 4 * channels**2 * chosen.form.factors
+            beyond = weights > cpu.l3_bytes / 2
+            bandwidth = 2 * cpu.memory_bandwidth if beyond else cpu.l3_bandwidth
+            assert weights < cpu.l2_bytes / 2 or chosen.cycles >= weights / bandwidth
+    slow_factors, fast_factors = sizes
+    assert slow_factors <= fast_factors
 
 
 @pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)

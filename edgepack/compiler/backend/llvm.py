@@ -9,6 +9,7 @@ import tvm
 from tvm.target import codegen
 
 from edgepack.boards import Board
+from edgepack.kernels.tiles.cpu import cpu_model
 
 # LLVM 22's ARM load/store optimizer turns neighbouring stores into `add r3, r3, #152; stm r3, ...`
 # while stores with an offset from the old r3 follow: found in the copy of an 8x7x7 tensor for a
@@ -47,6 +48,18 @@ def tvm_target(board: Board) -> tvm.target.Target:
     if board.llvm_triple.startswith("arm"):
         config["cl-opt"] = [_NO_LOAD_STORE_MERGING]
     return tvm.target.Target(config)
+
+
+def cost_model_gap(board: Board) -> str | None:
+    """What is to be said if kernels for a board are chosen by figures of another CPU, or None."""
+    target = tvm_target(board)
+    nearest = cpu_model(target)
+    if not nearest.is_default:
+        return None
+    return (
+        f"no cost model for the CPU '{target.attrs['mcpu']}': kernels are chosen as for "
+        f"{nearest.name}, with the slowest memory of its family"
+    )
 
 
 def _with_vendor(llvm_triple: str) -> str:

@@ -2,7 +2,8 @@
 
 Rules never ask for a board or a CPU's name; they ask the model how many vector registers
 there are, what a multiply-add costs, and how large the caches are. A CPU without a row is priced
-as the nearest one, and `has_model` says so.
+as the nearest one, with the slowest memory of its family, and `has_model` says so: what is made for
+slow memory loses little where it is fast, and Winograd's large weights lose much the other way.
 
 Each figure has its source: the vendor's software optimisation guide, a compiler's pipeline
 description, or a measurement. What is none of these is called a guess.
@@ -11,7 +12,7 @@ description, or a measurement. What is none of these is called a guess.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,7 @@ class CpuModel:
     `cpi` are the cycles of an instruction in loops on 8-bit integers.
     `features` are those of `FEATURES` that the target has. `converts_halves`: there are
     instructions that make float32 of half precision.
-    `is_default`: the CPU has no row of its own, this is the nearest one. `tight` and
+    `is_default`: the CPU has no row of its own, this is the nearest one, `slowest`. `tight` and
     `most_lanes`: see `block`.
     """
 
@@ -147,14 +148,15 @@ class CpuModel:
         return element.lanes(min(able or self.vector_bytes, key=costs))
 
 
-# Zen 4: 512-bit operations are two 256-bit halves, so one FMA of 16 lanes or two of 8 per
-# cycle, latency 4; two 256-bit (one 512-bit) loads per cycle. Software Optimization Guide
-# for AMD Family 19h, 56665, sections 2.11 and 2.12. Narrow rows of lanes serve small layers.
-# Two cores of an EPYC 9004 were measured to read 36 GB/s of weights together at 3.6 GHz, one of
-# them alone 29. l2_bandwidth and l3_bandwidth were measured on it, too.
+# Zen 4: 512-bit operations are two 256-bit halves, so one FMA of 16 lanes or two of 8 per cycle,
+# latency 4; two 256-bit (one 512-bit) loads per cycle. Software Optimization Guide for AMD Family
+# 19h, 56665, sections 2.11 and 2.12. Narrow rows of lanes serve small layers. Two cores of an EPYC
+# 9004 were measured to read 36 GB/s of weights together at 3.6 GHz, one of them alone 29.
+# l2_bandwidth and l3_bandwidth were measured on it, too.
 #
-# All other rows have its l2_bandwidth and l3_bandwidth: never measured there, and too high for the
-# ARM cores. Tiles were compared with them, so figures of their own have to come with measurements.
+# All rows without a figure of their own have its l2_bandwidth and l3_bandwidth: never measured
+# there, and too high for the ARM cores. Tiles were compared with them, so other figures have to
+# come with measurements: `python -m bench.memory` makes them.
 ZEN4 = CpuModel(
     name="zen4",
     isa="x86",
@@ -171,29 +173,105 @@ ZEN4 = CpuModel(
     l3_bandwidth=16,
     l3_bytes=32 * 1024 * KIB,
 )
-# Skylake-SP and later Xeons: two 512-bit FMA units, latency 4, two 512-bit loads per cycle.
-# Intel 64 Optimization Reference Manual, 248966, section 2.6. The rest is Zen 4's.
-AVX512 = replace(ZEN4, name="avx512", rates={FLOAT32: {64: 2, 32: 2, 16: 2}})
+# Zen 5: two 512-bit FMA units and loads, latency 4. Software Optimization Guide for AMD Family 1Ah,
+# 58455. The rest is Zen 4's.
+ZEN5 = replace(ZEN4, name="zen5", rates={FLOAT32: {64: 2, 32: 2, 16: 2}})
+# Zen 3: two 256-bit FMA units, latency 4; two 256-bit loads; 512 KiB of L2, and 32 bytes a cycle
+# from there and from the L3 of 32 MiB, as on Zen 4. Software Optimization Guide for AMD Family 19h
+# Processors, 56665. Memory as Zen 4: a guess.
+ZEN3 = replace(ZEN4, name="zen3", rates={FLOAT32: {32: 2, 16: 2}}, registers=16, l2_bytes=512 * KIB)
+# Zen 2: latency 5, and an L3 of 16 MiB for four cores. Software Optimization Guide for AMD Family
+# 17h Models 30h and Greater, 56305.
+ZEN2 = replace(ZEN3, name="zen2", fma_latency=5, l3_bytes=16 * 1024 * KIB)
+# Skylake-SP: two 512-bit FMA units, latency 4, two 512-bit loads per cycle; 1 MiB of L2, 15 bytes a
+# cycle from L3, of which each core brings 1.375 MiB, counted for four. Intel 64 and IA-32
+# Optimization Reference Manual, 248966, section 2.6 and "Skylake Server Microarchitecture Cache
+# Recommendations". That has 52 bytes a cycle from L2, against 25 of Broadwell: not compared with
+# tiles. Memory: six channels of DDR4-2666 are 1.7 bytes a cycle of each of 28 cores; 3 for some of
+# them is a guess.
+SKYLAKE_X = replace(
+    ZEN5,
+    name="skylake-avx512",
+    l2_bytes=1024 * KIB,
+    l3_bandwidth=15,
+    l3_bytes=5632 * KIB,
+    memory_bandwidth=3,
+)
+# Ice Lake-SP: 48 KiB of L1, 1.25 MiB of L2, 1.5 MiB of L3 a core: the manual's chapter 2. L3 as
+# Sapphire Rapids, the next one on such a mesh: a guess.
+ICE_LAKE = replace(
+    SKYLAKE_X,
+    name="icelake-server",
+    l1_bytes=48 * KIB,
+    l2_bytes=1280 * KIB,
+    l3_bandwidth=8,
+    l3_bytes=6 * 1024 * KIB,
+)
+# Sapphire and Emerald Rapids: 2 MiB of L2, 1.875 MiB of L3 a core: the manual's chapter 2. From L3
+# a core of such a Xeon reads about 8 bytes a cycle: measured; with Zen 4's 16 `speed` took 1.36
+# times as long as the default (RepVGG-A0), by Winograd's weights.
+SAPPHIRE_RAPIDS = replace(ICE_LAKE, name="sapphirerapids", l2_bytes=2048 * KIB, l3_bytes=7680 * KIB)
+# Ice Lake, Tiger Lake and Rocket Lake of laptops and desktops: one 512-bit FMA unit, two of 256;
+# 512 KiB of L2 at least, 2 MiB of L3 a core. L3 as Haswell, on a ring as well: a guess.
+ICE_LAKE_CLIENT = replace(
+    SKYLAKE_X,
+    name="icelake-client",
+    rates={FLOAT32: {64: 1, 32: 2, 16: 2}},
+    l1_bytes=48 * KIB,
+    l2_bytes=512 * KIB,
+    l3_bandwidth=14,
+    l3_bytes=8 * 1024 * KIB,
+)
 # Haswell: two 256-bit FMA units of latency 5, two 256-bit loads per cycle, 256 KiB L2; 8 MiB L3 of
-# four cores. Intel 64 Optimization Reference Manual, 248966, section 2.9. Memory: a guess.
-AVX2 = replace(
+# four cores. The manual's section 2.9. From L2 and L3 a Xeon E5-2680 v3 reads 23 and 14 bytes a
+# cycle (54 and 32 GiB/s at 2.5 GHz: community.intel.com, "L1, L2 and L3 bandwidth of E5-2680 v3"),
+# and the manual has 25 and 14 of Broadwell. Memory: a guess.
+HASWELL = replace(
     ZEN4,
-    name="avx2",
+    name="haswell",
     rates={FLOAT32: {32: 2, 16: 2}},
     registers=16,
     fma_latency=5,
     l2_bytes=256 * KIB,
+    l3_bandwidth=14,
     l3_bytes=8 * 1024 * KIB,
     memory_bandwidth=4,
 )
+# Skylake of laptops and desktops: Haswell's widths with latency 4: the manual's section 2.6.
+SKYLAKE = replace(HASWELL, name="skylake", fma_latency=4)
+# Alder Lake's performance cores, without AVX-512: two 256-bit FMA units of latency 4, three 256-bit
+# loads; 48 KiB of L1, 1.25 MiB of L2, 3 MiB of L3 a core: the manual's chapter 2. L3 as Haswell: a
+# guess. LLVM has one name for both kinds of core, and threads run on either.
+ALDER_LAKE = replace(
+    SKYLAKE,
+    name="alderlake",
+    loads_per_cycle=3,
+    l1_bytes=48 * KIB,
+    l2_bytes=1280 * KIB,
+    l3_bytes=12 * 1024 * KIB,
+)
+# Gracemont, the efficiency cores and the N100: two 128-bit FMA pipes, of which a 256-bit one takes
+# both, latency 6; two 128-bit loads; 2 MiB of L2 for four cores: the manual's chapter on E-cores.
+# From L3, where there is one, 8 bytes a cycle, and memory: guesses.
+GRACEMONT = replace(
+    SKYLAKE,
+    name="gracemont",
+    rates={FLOAT32: {32: 1, 16: 2}},
+    fma_latency=6,
+    l2_bytes=512 * KIB,
+    l3_bandwidth=8,
+    l3_bytes=6 * 1024 * KIB,
+    memory_bandwidth=3,
+)
 # Nehalem class, no FMA: a multiply (port 0) and an add (port 1), latency 4 + 3, one load.
 SSE = replace(
-    AVX2,
+    HASWELL,
     name="sse4.2",
     rates={FLOAT32: {16: 1}},
     loads_per_cycle=1,
     fma_latency=7,
     memory_operand=False,
+    is_default=True,
 )
 
 # Cortex-A72: two 64-bit FP pipes, that is one 128-bit FMLA per cycle, latency 7 but 3 from
@@ -310,8 +388,25 @@ CORTEX_A15 = replace(CORTEX_A72_32, name="cortex-a15", fma_latency=9)
 # By family and LLVM's name of the CPU.
 _ROWS: Mapping[str, Mapping[str, CpuModel]] = {
     "x86_64": {
+        "znver2": ZEN2,
+        "znver3": ZEN3,
         "znver4": ZEN4,
-        "znver5": AVX512,
+        "znver5": ZEN5,
+        "haswell": HASWELL,
+        "broadwell": HASWELL,
+        "skylake": SKYLAKE,
+        "skylake-avx512": SKYLAKE_X,
+        "cascadelake": SKYLAKE_X,
+        "cooperlake": SKYLAKE_X,
+        "icelake-client": ICE_LAKE_CLIENT,
+        "tigerlake": ICE_LAKE_CLIENT,
+        "rocketlake": ICE_LAKE_CLIENT,
+        "icelake-server": ICE_LAKE,
+        "sapphirerapids": SAPPHIRE_RAPIDS,
+        "emeraldrapids": SAPPHIRE_RAPIDS,
+        "alderlake": ALDER_LAKE,
+        "raptorlake": ALDER_LAKE,
+        "gracemont": GRACEMONT,
     },
     "aarch64": {
         "cortex-a35": CORTEX_A35,
@@ -334,26 +429,41 @@ _ROWS: Mapping[str, Mapping[str, CpuModel]] = {
         "cortex-a72": CORTEX_A72_32,
     },
 }
-# For CPUs without a row: one of the family whose code runs well on the others.
-_DEFAULTS = {"aarch64": CORTEX_A72, "armv7": CORTEX_A9}
-_PORTABLE = replace(CORTEX_A72, name="portable", isa="", registers=16)
+# What a core gets from behind its first cache.
+_MEMORY = ("l2_bytes", "l2_bandwidth", "l3_bytes", "l3_bandwidth", "memory_bandwidth")
+
+
+def slowest(model: CpuModel, rows: Iterable[CpuModel]) -> CpuModel:
+    """A row for CPUs that have none: `model`, with the slowest memory of a family's `rows`."""
+    least = {name: min(getattr(row, name) for row in rows) for name in _MEMORY}
+    return replace(model, is_default=True, **least)
+
+
+def _with_widest(vector_bytes: int) -> list[CpuModel]:
+    return [row for row in _ROWS["x86_64"].values() if max(row.vector_bytes) == vector_bytes]
+
+
+# For CPUs without a row: one of the family whose code runs well on the others. Those of x86 are
+# told apart by their vector extensions.
+AVX512 = replace(slowest(ZEN5, _with_widest(64)), name="avx512")
+AVX2 = replace(slowest(HASWELL, _with_widest(32)), name="avx2")
+_DEFAULTS = {
+    "aarch64": slowest(CORTEX_A72, _ROWS["aarch64"].values()),
+    "armv7": slowest(CORTEX_A9, _ROWS["armv7"].values()),
+}
+_PORTABLE = replace(CORTEX_A72, name="portable", isa="", registers=16, is_default=True)
 
 
 def has_model(llvm_triple: str, cpu: str) -> bool:
-    """Whether a CPU, by LLVM's name, has figures of its own.
-
-    x86 CPUs always have: those without a row are told apart by their vector extensions.
-    """
-    family = _family(llvm_triple)
-    return family == "x86_64" or cpu in _ROWS.get(family, {})
+    """Whether a CPU, by LLVM's name, has figures of its own."""
+    return cpu in _ROWS.get(_family(llvm_triple), {})
 
 
 def nearest_model(llvm_triple: str, cpu: str) -> CpuModel:
-    """The row of an ARM CPU, or that of the one it is priced as. x86 needs its features, too: see
-    `cpu_model`."""
+    """The row of a CPU, or that of the one it is priced as. Of x86 CPUs without a row the features
+    tell, too: see `cpu_model`."""
     family = _family(llvm_triple)
-    row = _ROWS.get(family, {}).get(cpu)
-    return row or replace(_DEFAULTS.get(family, _PORTABLE), is_default=True)
+    return _ROWS.get(family, {}).get(cpu) or _DEFAULTS.get(family, _PORTABLE)
 
 
 def cpu_model(target: tvm.target.Target) -> CpuModel:
@@ -383,6 +493,10 @@ def _family(llvm_triple: str) -> str:
 
 def _x86(cpu: str, features: set[str]) -> CpuModel:
     """A hypervisor may hide what the CPU's name promises: extensions decide."""
+    nearest = SSE
     if "avx512f" in features:
-        return _ROWS["x86_64"].get(cpu, AVX512)
-    return AVX2 if {"avx2", "fma"} <= features else SSE
+        nearest = AVX512
+    elif {"avx2", "fma"} <= features:
+        nearest = AVX2
+    row = _ROWS["x86_64"].get(cpu, nearest)
+    return row if row.vector_bytes[0] == nearest.vector_bytes[0] else nearest
