@@ -243,13 +243,19 @@ def for_kernels(chosen: Toolchain, board: Board) -> Toolchain:
     """What links the kernels for `board` into a shared library.
 
     That needs no C library either way; it is made for a board whose programs are static as well,
-    to be compared with the reference. Without a compiler it is this package's own linker.
+    to be compared with the reference. Without a compiler it is this package's own linker; so it is
+    in zig's place where no other functions are needed than a wheel or this machine has.
     """
     if chosen.is_static:
         chosen = _zig(replace(board, libc="glibc", glibc=ZIG_GLIBC))
-    if chosen.has_compiler:
+    builtins = _builtins(board)
+    # At its first link for a triple zig builds functions and stubs of glibc: 20 CPU s. (Where there
+    # is no C library, the compiler is needed anyway, for the kernels are linked into the app.)
+    is_spared = chosen.kind == "zig" and not board.is_static and (builtins or board.is_local)
+    if chosen.has_compiler and not is_spared:
         return chosen
-    return replace(chosen, kind=OWN_LINKER, version=VERSION, builtins=_builtins(board))
+    own = replace(chosen, kind=OWN_LINKER, version=VERSION, builtins=builtins)
+    return replace(own, cc=(), cxx=())
 
 
 def builtins_name(triple: str) -> str:

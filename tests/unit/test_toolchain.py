@@ -21,6 +21,7 @@ from edgepack.native.prebuilt import module_of
 from edgepack.native.toolchain import (
     BUILTINS,
     BUILTINS_FILE,
+    OWN_LINKER,
     ZIG_GLIBC,
     ZIG_VERSION,
     GlibcTooNewError,
@@ -117,6 +118,33 @@ def test_programs_that_are_built_need_no_compiler(
     (site / "device-tool" / names[1]).rename(site / "other")
     with pytest.raises(MissingCompilerError, match="edgepack-device for arm-"):
         need_programs(board, choice.toolchain)
+
+
+def test_zig_links_no_kernels_where_a_wheel_has_its_functions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would first build them, and stubs of glibc, for 20 CPU s."""
+    board = get_board("rasp3b")
+    monkeypatch.setattr(paths, "_cache_dir", tmp_path / "cache")
+    installed = select(board, "zig").toolchain
+    assert for_kernels(installed, board) is installed
+    site = tmp_path / module_of(board.triple)
+    builtins = site / BUILTINS / builtins_name(board.triple)
+    builtins.mkdir(parents=True)
+    (site / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    linker = for_kernels(installed, board)
+    assert (linker.kind, linker.has_compiler) == (OWN_LINKER, False)
+    assert linker.builtins == builtins / BUILTINS_FILE
+    # Asked for, GCC links; a program without a C library is linked with its kernels, by zig.
+    for other, chosen in (
+        (board, find("gnu", board)),
+        (bare := board.without_libc(), for_kernels(select(bare).toolchain, bare)),
+    ):
+        assert for_kernels(chosen, other) is chosen
+        assert chosen.has_compiler
+    local = get_board("local")
+    assert for_kernels(select(local, "zig").toolchain, local).kind == OWN_LINKER
 
 
 @pytest.mark.parametrize("kind", TOOLCHAINS)
