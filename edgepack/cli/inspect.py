@@ -68,6 +68,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         "path": str(args.model),
         "can_be_compiled": found.obstacle is None,
         "because": found.obstacle,
+        "with_shapes": {name: list(shape) for name, shape in found.with_shapes.items()},
         "estimate": asdict(found.estimate) if found.estimate else None,
     }
     console.data(data, _text(found, board))
@@ -119,6 +120,12 @@ def _text(found: Inspection, board: Board) -> str:
                 f"{estimate.board} at {estimate.mhz} MHz{turns}{without}"
             )
     yes = "yes" if found.obstacle is None else f"no, because of {found.obstacle}"
+    if found.with_shapes:
+        options = (
+            f"--shape {name}={','.join(map(str, shape))}"
+            for name, shape in found.with_shapes.items()
+        )
+        yes = f"yes, with {' '.join(options)}, or other shapes"
     return "\n".join([*lines, f"can be compiled: {yes}"])
 
 

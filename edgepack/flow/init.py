@@ -8,7 +8,6 @@ the inputs and outputs, and marked as a guess in the file.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -35,6 +34,7 @@ from edgepack.flow.reference import golden_inputs, model_outputs
 from edgepack.flow.rows import takes_rows
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo, read_model
 from edgepack.model.index import GraphIndex
+from edgepack.model.some_shapes import some_shapes
 from edgepack.model.states import begin_text, propose_states
 from edgepack.postprocess.spec import read_postprocess
 from edgepack.preprocess.presets import PRESETS, fit_size
@@ -44,7 +44,9 @@ LABEL_FILES = ("labels.txt", "classes.txt", "imagenet_classes.txt")
 _MADE_LABELS = "labels.txt"
 _GUESS = "a guess"
 # Nodes that change no value of what they are given.
-_SAME_VALUES = {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Cast"}
+_SAME_VALUES = {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Cast", "Transpose"}
+_PROBABILITIES = ("Softmax", "Sigmoid")
+_UP_TO = 1e-3  # how far from 1 the sum of rounded probabilities, of halves too, may be
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Draft(Tabular):
     `lists` of photos.
 
     `open` are the questions that are left to the user. `model` and `preprocess` are those of the
-    project, if all shapes are known; `tells_classes`: the first output is one score for each.
+    project, if it takes photos; `tells_classes`: the first output is one score for each.
     `takes` is what the model is shown: "photo", "rows" of a table, or something else ("").
     """
 
@@ -125,12 +127,8 @@ def draft_project(
     preset that does not fit the model, labels that are not as many as its classes, or a file of
     settings beside it that cannot be read.
     """
-    schema = out.with_name(SCHEMA_OF[PROJECT_FILE])
-    for file in (out, schema):
-        if file.exists() and not overwrite and not is_schema(file, PROJECT_FILE):
-            raise UsageError(
-                f"{file} is there already", hint="name another with --out, or add --overwrite"
-            )
+    if not overwrite:
+        _check_absent(out)
     loaded = read_model(ModelSpec(path=model))
     known = read_exporter(loaded)
     lines: list[Line] = [
@@ -140,16 +138,13 @@ def draft_project(
     ]
     found, made = _labels(loaded, known, labels, out, classes)
     names: tuple[str, ...] = ()
-    if made is not None:
-        names = tuple(made[1].splitlines())
-    elif found is not None:
-        names = read_labels(labels or out.parent / str(found.value))
-    lines += [found] if found else []
-    lines += [_scores(loaded)]
-    questions: list[str] = []
+    if found is not None:
+        lines.append(found)
+        file = labels or out.parent / str(found.value)
+        names = tuple(made[1].splitlines()) if made else read_labels(file)
+    lines.append(_scores(loaded))
     states, fed = _states(loaded)
-    if states:
-        questions.append("are these inputs states? (see [states])")
+    questions = ["are these inputs states? (see [states])"] if states else []
     picture = _picture(fed)
     if image is not None:
         if picture is None:
@@ -159,13 +154,13 @@ def draft_project(
             )
         lines.append(Line("golden_image", relative_to(image, out)))
     if expected is not None:
-        file = labels or (out.parent / str(found.value) if found else out)
-        lines.append(Line("expected_class", _expected(expected, names, image, file)))
+        of_names = labels or (out.parent / str(found.value) if found else out)
+        lines.append(Line("expected_class", _expected(expected, names, image, of_names)))
     lines += [Line(key, value) for key, value in (("board", board), ("device", device)) if value]
 
     table: tuple[Line, ...] = ()
     after: tuple[Line, ...] = ()
-    size = None
+    size, whole, spec = None, None, None
     if picture is not None:
         table, size = _preprocess(loaded, picture, known, preset)
         if any(line.guessed for line in table):
@@ -174,32 +169,54 @@ def draft_project(
         questions += [known.question] if known and known.question and not after else []
     elif preset is not None:
         raise UsageError(f"--preset: {model} has no input for a photo")
-    whole, spec = None, None
-    shapes, unknown = _shapes(loaded.inputs, picture, size)
-    questions += [f"what shape has '{line.key}'? (see [shapes])" for line in unknown]
-    if not unknown and picture is not None:
+    shapes = _shapes(loaded, picture, size)
+    takes = "photo" if picture is not None else _rows_or_else(loaded.inputs, shapes)
+    if takes != "rows" and not after and not names and expected is None:
+        after = _numbers_only(loaded)
+    questions += [f"what shape has '{line.key}'? (see [shapes])" for line in shapes if line.guessed]
+    spec_of_all = ModelSpec(
+        path=model,
+        shapes={line.key: line.value for line in shapes},
+        states={line.key: line.value for line in states},
+    )
+    if picture is not None:
         # What would be found at the first deploy is found before the file is written.
-        spec_of_all = ModelSpec(
-            path=model,
-            shapes={line.key: line.value for line in shapes},
-            states={line.key: line.value for line in states},
-        )
-        whole = read_model(spec_of_all)
+        whole = _read_whole(spec_of_all, is_guess=any(line.guessed for line in shapes))
+    if whole is not None:
         values = {line.key: line.value for line in table}
         spec = PreprocessSpec.from_table(values, file=out).for_inputs(whole.given)
         table += _decode(whole, spec, image)
         _check_postprocess(after, whole, spec, names, out)
+    lines = _try_scores(lines, spec_of_all)
     return Draft(
         path=out,
-        text=_text(lines, shapes, unknown, (*_known_states(loaded), *states), table, after),
+        text=_text(lines, shapes, (*_known_states(loaded), *states), table, after),
         lines=(*lines, *shapes, *states, *table, *after),
         open=tuple(questions),
         labels=made,
         model=whole,
         preprocess=spec,
         tells_classes=not after and _classes(loaded) is not None,
-        takes="photo" if picture is not None else _rows_or_else(loaded.inputs, shapes),
+        takes=takes,
     )
+
+
+def _check_absent(out: Path) -> None:
+    for file in (out, out.with_name(SCHEMA_OF[PROJECT_FILE])):
+        if file.exists() and not is_schema(file, PROJECT_FILE):
+            raise UsageError(
+                f"{file} is there already", hint="name another with --out, or add --overwrite"
+            )
+
+
+def _read_whole(spec: ModelSpec, *, is_guess: bool) -> LoadedModel | None:
+    """The model with all its shapes; None if it cannot have those that are a guess."""
+    try:
+        return read_model(spec)
+    except ModelError:
+        if not is_guess:
+            raise
+        return None
 
 
 def _rows_or_else(inputs: Sequence[TensorInfo], shapes: Sequence[Line]) -> str:
@@ -284,8 +301,8 @@ def _classes(model: LoadedModel) -> int | None:
     return large[0] if len(large) == 1 and isinstance(large[0], int) and large[0] > 1 else None
 
 
-def _scores(model: LoadedModel) -> Line:
-    """Whether the first output needs a softmax."""
+def _last_operator(model: LoadedModel) -> str:
+    """What makes the first output's values; "" if an input is passed on."""
     made_by = GraphIndex(model.proto.graph).makers
     name = model.outputs[0].name if model.outputs else ""
     for _ in range(16):
@@ -293,12 +310,47 @@ def _scores(model: LoadedModel) -> Line:
         if node is None or node.op_type not in _SAME_VALUES or not node.input:
             break
         name = node.input[0]
-    last = node.op_type if node is not None else ""
-    if last in ("Softmax", "Sigmoid"):
+    return node.op_type if node is not None else ""
+
+
+def _scores(model: LoadedModel) -> Line:
+    """Whether the first output needs a softmax."""
+    last = _last_operator(model)
+    if last in _PROBABILITIES:
         return Line("scores", "raw", f"the model ends in {last}")
     if _classes(model) is None:
         return Line("scores", "raw", "the first output is not one score per class")
+    if _is_one_of_several(model):
+        return Line("scores", "raw", "one of several outputs: not known to be scores")
     return Line("scores", "softmax", f"the model ends in {last or 'its input'}: logits")
+
+
+def _try_scores(lines: Sequence[Line], spec: ModelSpec) -> list[Line]:
+    """The lines; scores that are taken for logits are not if they are probabilities, whichever
+    operators make them: tried on the random input of a smoke test."""
+    return [
+        (_add_up(spec) or line) if (line.key, line.value) == ("scores", "softmax") else line
+        for line in lines
+    ]
+
+
+def _add_up(spec: ModelSpec) -> Line | None:
+    """The line for scores that are probabilities; None if they are not."""
+    try:
+        model = read_model(spec)
+        (outputs,) = model_outputs(model.path, model.proto, [golden_inputs(model)])
+    except EdgepackError:
+        return None  # `edgepack check` says what is wrong
+    rows = outputs[0].reshape(len(outputs[0]), -1)
+    if rows.min() < 0 or not np.allclose(rows.sum(axis=1), 1, atol=_UP_TO):
+        return None
+    return Line("scores", "raw", "they add up to 1")
+
+
+def _is_one_of_several(model: LoadedModel) -> bool:
+    """Whether the first output is one of several vectors, as of landmarks and whether there is a
+    face: it may be anything, if no softmax or sigmoid makes it."""
+    return len(model.outputs) > 1 and _last_operator(model) not in _PROBABILITIES
 
 
 def _labels(
@@ -369,7 +421,7 @@ def preset_for(
             hint="its inputs are " + ", ".join(info.name for info in fed),
         )
     table, size = _preprocess(model, picture, None, preset)
-    shapes, _ = _shapes(model.inputs, picture, size)
+    shapes = _shapes(model, picture, size)
     return (
         {line.key: line.value for line in table},
         {line.key: tuple(line.value) for line in shapes},
@@ -443,6 +495,15 @@ def _postprocess(known: Known | None, preset: str | None) -> tuple[Line, ...]:
     return ()
 
 
+def _numbers_only(model: LoadedModel) -> tuple[Line, ...]:
+    """The line that says so, where numbers that nobody called classes would be shown as such."""
+    sizes = model.outputs[0].shape[1:] if model.outputs else ()
+    if len([size for size in sizes if size != 1]) != 1 or not _is_one_of_several(model):
+        return ()
+    why = f"{_GUESS}: nothing says that an output is scores of classes"
+    return (Line("kind", "tensors", why),)
+
+
 def _check_postprocess(
     after: Sequence[Line],
     model: LoadedModel,
@@ -490,27 +551,43 @@ def _guess(model: LoadedModel, layout: tuple[str, int]) -> str:
 
 
 def _shapes(
-    inputs: Sequence[TensorInfo], picture: TensorInfo | None, size: tuple[int, int] | None
-) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
-    """[shapes] of the inputs with dynamic dimensions: what is known, and what is to fill in."""
-    known, unknown = [], []
-    for info in inputs:
-        if all(isinstance(one, int) for one in info.shape):
-            continue
+    model: LoadedModel, picture: TensorInfo | None, size: tuple[int, int] | None
+) -> tuple[Line, ...]:
+    """[shapes] of the inputs with dynamic dimensions: a batch of one, the photo's sides, and a
+    guess for what nothing tells."""
+    chosen: dict[str, Sequence[int | str | None]] = {}
+    sizes: dict[str, int] = {}
+    for info in model.inputs:
         shape = list(info.shape)
-        if not isinstance(shape[0], int):
+        if shape and not isinstance(shape[0], int):
             shape[0] = 1
         if picture is not None and size is not None and info.name == picture.name:
             layout = _layout(info)
             assert layout is not None
             at = layout[0].index("H")
             shape[at : at + 2] = size
-        left = [one for one in shape if not isinstance(one, int)]
-        if left:
-            unknown.append(Line(info.name, shape))
-        else:
-            known.append(Line(info.name, shape, "a batch of one" if shape else ""))
-    return tuple(known), tuple(unknown)
+        chosen[info.name] = shape
+        for name, value in zip(info.shape, shape, strict=True):
+            if isinstance(name, str) and isinstance(value, int):
+                sizes.setdefault(name, value)
+    # Axes of one name have one size.
+    chosen = {
+        name: [sizes.get(one, one) if isinstance(one, str) else one for one in shape]
+        for name, shape in chosen.items()
+    }
+    guessed = some_shapes(model.proto.graph, chosen)
+    lines = []
+    for info in model.inputs:
+        if all(isinstance(one, int) for one in info.shape):
+            continue
+        shape = list(guessed.get(info.name, chosen[info.name]))
+        why = "a batch of one" if shape else ""
+        if info.name in guessed:
+            axes = [at for at, one in enumerate(chosen[info.name]) if not isinstance(one, int)]
+            why = f"{_GUESS}: nothing tells {'axis' if len(axes) == 1 else 'axes'} "
+            why += ", ".join(map(str, axes))
+        lines.append(Line(info.name, shape, why))
+    return tuple(lines)
 
 
 # --- the file -----------------------------------------------------------------------------------
@@ -523,7 +600,6 @@ def _key(name: str) -> str:
 def _text(
     lines: Sequence[Line],
     shapes: Sequence[Line],
-    unknown: Sequence[Line],
     states: Sequence[Line | str],
     table: Sequence[Line],
     after: Sequence[Line],
@@ -531,13 +607,8 @@ def _text(
     text = [f"#:schema ./{SCHEMA_OF[PROJECT_FILE]}"]
     text += ["# What `edgepack deploy` needs to know; flags of the command line override it."]
     text += ["# Paths are relative to this file.", "[project]", *map(_written, lines)]
-    if shapes or unknown:
+    if shapes:
         text += ["", "[shapes]", *map(_written, shapes)]
-        for line in unknown:
-            wanted = ["?" if not isinstance(one, int) else one for one in line.value]
-            text.append(
-                f"# {_key(line.key)} = {json.dumps(wanted).replace(chr(34), '')}  # fill in"
-            )
     if states:
         text += ["", "[states]"]
         text += [line if isinstance(line, str) else _written(line) for line in states]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from edgepack.base.apart import Limits
 from edgepack.base.errors import ModelError, TimeLimitError
@@ -20,11 +21,12 @@ from edgepack.model.errors import DynamicShapeError
 
 def _behind_shapes(
     spec: ModelSpec, model: LoadedModel, board: Board, limits: Limits, progress: Progress
-) -> str:
-    """What else the compiler would refuse of a model without shapes, as far as some shapes tell."""
+) -> tuple[str, Mapping[str, Sequence[int]]]:
+    """What else the compiler would refuse of a model without shapes, as far as some shapes tell;
+    and these shapes, if it refuses nothing."""
     tried = with_some_shapes(spec, model)
     if tried is None:
-        return ""
+        return "", {}
     try:
         estimate_apart(
             tried, board, limits=limits, growth=GROWTH[DEFAULT_OPTIMIZE], progress=progress
@@ -33,19 +35,23 @@ def _behind_shapes(
         given = ", ".join(
             f"{name}={','.join(map(str, shape))}" for name, shape in tried.shapes.items()
         )
-        return f"; and with {given}: " + error.message.removeprefix(f"{spec.path}: ")
+        return f"; and with {given}: " + error.message.removeprefix(f"{spec.path}: "), {}
     except (ModelError, TimeLimitError):
-        pass  # which may be for these shapes only
-    return ""
+        return "", {}  # which may be for these shapes only
+    return "", tried.shapes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """A model's facts; what it takes on a board, or the `obstacle` to compiling it."""
+    """A model's facts; what it takes on a board, or the `obstacle` to compiling it.
+
+    `with_shapes`: if nothing but shapes is missing, some with which it can be compiled.
+    """
 
     info: ModelInfo
     estimate: Estimate | None
     obstacle: str | None
+    with_shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 def inspect_for(spec: ModelSpec, board: Board, *, progress: Progress = NO_PROGRESS) -> Inspection:
@@ -66,6 +72,7 @@ def inspect_for(spec: ModelSpec, board: Board, *, progress: Progress = NO_PROGRE
         spec.states,
     )
     estimate, obstacle = None, None
+    with_shapes: Mapping[str, Sequence[int]] = {}
     # First, for whoever gives shapes would meet them next.
     names = sorted({node.operator for node in info.unsupported})
     operators = f"operators: {', '.join(names)}" if names else None
@@ -84,5 +91,6 @@ def inspect_for(spec: ModelSpec, board: Board, *, progress: Progress = NO_PROGRE
         if operators is not None:
             obstacle = f"{operators}; {obstacle}"
         elif isinstance(error, DynamicShapeError):
-            obstacle += _behind_shapes(spec, model, board, limits, progress)
-    return Inspection(info=info, estimate=estimate, obstacle=obstacle)
+            more, with_shapes = _behind_shapes(spec, model, board, limits, progress)
+            obstacle += more
+    return Inspection(info=info, estimate=estimate, obstacle=obstacle, with_shapes=with_shapes)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-PIXELS, LENGTH = 224, 8
-"""Of an axis that nothing tells anything of: of an image, and of all else."""
+PIXELS, SAMPLES, LENGTH = 224, 16000, 8
+"""Of an axis that nothing tells anything of: of an image, of sound (a second at 16 kHz), and of all
+else."""
+_SOUND = re.compile(r"(?i)audio|wav(e(form)?)?s?\b|pcm|samples?\b|speech")
 _SAME = ("Cast", "Dropout", "Identity")
 _MOST = 8
 
@@ -39,12 +42,22 @@ def some_shapes(graph: Any, inputs: Mapping[str, Dims]) -> dict[str, tuple[int, 
             if value is None and isinstance(size, str) and size in sizes:
                 value = sizes[size]
             if value is None:
-                value = 1 if axis == 0 else PIXELS if _is_side(dims, met[name], axis) else LENGTH
+                value = 1 if axis == 0 else _usual(name, dims, met[name], axis)
             if isinstance(size, str):
                 sizes.setdefault(size, value)
             shape.append(value)
         found[name] = tuple(shape)
     return found
+
+
+def _usual(name: str, dims: Dims, met: Mapping[int, int], axis: int) -> int:
+    """What most models have of an axis behind the batch."""
+    if _is_side(dims, met, axis):
+        return PIXELS
+    # Sound is one number after the other; features of it are named so, too.
+    rest = [met.get(at, dims[at]) for at in range(1, len(dims)) if at != axis]
+    is_sound = rest in ([], [1]) and _SOUND.search(f"{name} {dims[axis] or ''}")
+    return SAMPLES if is_sound else LENGTH
 
 
 def _is_side(dims: Dims, met: Mapping[int, int], axis: int) -> bool:

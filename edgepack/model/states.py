@@ -43,13 +43,15 @@ def bind_states(path: Path, proto: Any, wanted: Mapping[str, str]) -> dict[str, 
     ]
     if not pairs and not found:
         return {}
-    known = {value.name: tensor_info(value) for value in infer_shapes(proto).graph.output}
+    known = {value.name: value for value in infer_shapes(proto).graph.output}
     for name, other in found:
-        given, made = tensor_info(inputs[name]), known[other]
+        given, made = tensor_info(inputs[name]), tensor_info(known[other])
         if (given.dtype, given.shape) == (made.dtype, made.shape) and _is_fixed(given.shape):
             pairs[name] = other
     for name, other in pairs.items():
-        given, made = tensor_info(inputs[name]), known[other]
+        if not known[other].type.tensor_type.HasField("shape"):
+            continue  # nothing infers it, as behind operators of others: the compiler compares
+        given, made = tensor_info(inputs[name]), tensor_info(known[other])
         axis = _longer(given.shape, made.shape)
         if axis is not None:
             _keep_last(proto.graph, outputs[other], axis, given.shape)

@@ -104,7 +104,8 @@ def test_inspect_says_whether_a_model_can_be_compiled_and_what_it_takes(
     code, out, _ = run(capsys, "inspect", str(model))
     assert code == 0
     assert "image: float32 (n, 3, f(side), w)" in out
-    assert out.splitlines()[-1].startswith("can be compiled: no, because of dynamic shape: ")
+    last = "can be compiled: yes, with --shape image=1,3,224,224, or other shapes"
+    assert out.splitlines()[-1] == last
     given = ("--shape", "image=1,3,16,16", "--board", "rasp3b", "--json")
     code, out, _ = run(capsys, "inspect", str(model), *given)
     found = json.loads(out)

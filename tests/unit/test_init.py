@@ -24,6 +24,7 @@ from edgepack.flow.project import Project, load_project
 from edgepack.flow.reference import ExpectedClassError
 from edgepack.preprocess.presets import PRESETS, fit_size
 from edgepack.preprocess.spec import PreprocessSpec, Resize
+from tests.onnx_models import Builder
 from tests.schemas import problems
 
 ROOT = Path(__file__).parents[2]
@@ -211,6 +212,56 @@ def test_a_preset_is_no_guess(tmp_path: Path) -> None:
 def test_whether_scores_need_a_softmax(tmp_path: Path, last: str, scores: str) -> None:
     _, project = drafted(model(tmp_path / "net.onnx", {"image": IMAGE}, last=last))
     assert project.scores == scores
+
+
+@pytest.mark.parametrize("is_scaled", [True, False])
+def test_a_softmax_that_is_spelled_out(tmp_path: Path, is_scaled: bool) -> None:
+    """exp(x) / sum(exp(x)), as older exporters of Keras write it."""
+    b = Builder()
+    weights = b.const(np.eye(16, 5, dtype=np.float32))
+    powers = b.op("Exp", b.op("MatMul", "row", weights))
+    total = (
+        b.op("ReduceSum", powers, b.const([1]), keepdims=1) if is_scaled else b.const([2.0], "f")
+    )
+    b.op("Div", powers, total, outputs=["kinds"])
+    file = b.save(tmp_path / "net.onnx", {"row": ["many", 16]}, {"kinds": ["many", 5]})
+    draft, project = drafted(file)
+    line = next(line for line in draft.lines if line.key == "scores")
+    assert (project.scores, line.why) == (
+        ("raw", "they add up to 1") if is_scaled else ("softmax", "the model ends in Div: logits")
+    )
+
+
+@pytest.mark.parametrize(
+    ("last", "options", "numbers_only"),
+    [
+        ("Transpose", {}, True),
+        ("Softmax", {}, False),
+        ("Transpose", {"labels": Path("points.txt")}, False),
+    ],
+)
+def test_vectors_of_which_none_is_known_to_be_scores(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    last: str,
+    options: dict[str, Any],
+    numbers_only: bool,
+) -> None:
+    """Landmarks, and whether there is a face: an index of a landmark is no class."""
+    monkeypatch.chdir(tmp_path)
+    Path("points.txt").write_text("".join(f"point {number}\n" for number in range(8)))
+    b = Builder()
+    pooled = b.op("Flatten", b.op("GlobalAveragePool", b.conv("photo", 3, 8)))
+    ends = {"perm": [0, 1]} if last == "Transpose" else {}
+    b.op(last, b.op("Gemm", pooled, b.weight(8, 8)), outputs=["points"], **ends)
+    b.op("Gemm", pooled, b.weight(8, 1), outputs=["is_face"])
+    outputs = {"points": [1, 8], "is_face": [1, 1]}
+    file = b.save(tmp_path / "face.onnx", {"photo": [1, 3, 32, 32]}, outputs)
+    draft, project = drafted(file, **options)
+    kinds = [line.value for line in draft.lines if line.key == "kind"]
+    assert kinds == ["tensors"] * numbers_only
+    assert (project.postprocess is not None) == numbers_only
+    assert draft.tells_classes != numbers_only
 
 
 def test_pixels_as_they_are_in_the_order_of_tensorflow(tmp_path: Path) -> None:
@@ -491,10 +542,31 @@ def test_inputs_that_are_no_photos(tmp_path: Path) -> None:
     path = model(tmp_path / "m.onnx", {"tokens": ("batch", "length", 8, 2)})
     draft, project = drafted(path)
     assert project.preprocess is None
-    assert "# tokens = [1, ?, 8, 2]  # fill in" in draft.text
+    assert "tokens = [1, 8, 8, 2]  # a guess: nothing tells axis 1\n" in draft.text
+    assert project.shapes == {"tokens": (1, 8, 8, 2)}
     assert draft.open == ("what shape has 'tokens'? (see [shapes])",)
     with pytest.raises(UsageError, match="no input for a photo"):
         draft_project(path, tmp_path / "b.toml", preset="timm")
+
+
+def test_axes_of_one_name_have_one_size(tmp_path: Path) -> None:
+    """A batch is one in states, too, and what nothing tells is a guess, and a question."""
+    b = Builder()
+    b.op("Relu", "frames", outputs=["mask"])
+    b.op("Relu", "h0", outputs=["hn"])
+    inputs: dict[str, list[int | str | None]] = {
+        "frames": ["batch", "time", 40],
+        "h0": [3, "batch", 16],
+    }
+    file = b.save(tmp_path / "m.onnx", inputs, {"mask": [None] * 3, "hn": [3, "batch", 16]})
+    draft, project = drafted(file)
+    assert project.shapes == {"frames": (1, 8, 40), "h0": (3, 1, 16)}
+    assert draft.open == (
+        "are these inputs states? (see [states])",
+        "what shape has 'frames'? (see [shapes])",
+    )
+    whys = {line.key: line.why for line in draft.lines}
+    assert whys["frames"] == "a guess: nothing tells axis 1"
 
 
 def test_names_that_toml_must_quote(tmp_path: Path) -> None:

@@ -87,3 +87,24 @@ def test_groups_channels_last_and_sound(tmp_path: Path) -> None:
     path = net.save(tmp_path / "s.onnx", {"x": ["n", "mels", "frames"]}, {"y": [None] * 3})
     assert proposed(path) == {"x": (1, 40, 8)}
     runs(path, proposed(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "axes", "shape"),
+    [
+        ("audio", [None, None], (1, 16000)),
+        ("x", [1, "num_samples"], (1, 16000)),
+        ("waveform", ["n", 1, "t"], (1, 1, 16000)),
+        ("wav", ["n", "length", 1], (1, 16000, 1)),
+        ("audio_features", ["n", "t", 80], (1, 8, 80)),
+        ("tokens", ["n", "length"], (1, 8)),
+    ],
+)
+def test_sound_is_a_second_long(
+    tmp_path: Path, name: str, axes: list[int | str | None], shape: tuple[int, ...]
+) -> None:
+    net = Builder()
+    net.op("Abs", name, outputs=["y"])
+    path = net.save(tmp_path / "m.onnx", {name: axes}, {"y": [None] * len(axes)})
+    assert proposed(path) == {name: shape}
+    runs(path, proposed(path))

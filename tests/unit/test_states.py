@@ -210,3 +210,17 @@ def test_states_are_proposed_by_name_and_shape(given: str, made: str, due: str) 
     assert propose_states(infos(given), other, {}) == {}
     known = dict(list(found.items())[:1])
     assert propose_states(infos(given), infos(made), known) == dict(list(found.items())[1:])
+
+
+def test_an_output_whose_shape_nobody_knows_may_be_a_state(tmp_path: Path) -> None:
+    """Behind an operator through which nothing is inferred; a scalar is none of three axes."""
+    b = Builder()
+    b.op("Gelu", "h0", outputs=["kept"], domain="com.microsoft")
+    b.op("Relu", "kept", outputs=["hN"])
+    b.op("Relu", "x", outputs=["y"])
+    b.op("ReduceSum", "h0", outputs=["sum"], keepdims=0)
+    inputs: dict[str, list[int | str | None]] = {"x": [4], "h0": [3, 1, 4]}
+    file = b.save(tmp_path / "m.onnx", inputs, {"y": [4], "hN": None, "sum": []})
+    assert read_model(ModelSpec(path=file, states={"h0": "hN"})).states == {"h0": "hN"}
+    with pytest.raises(StateError, match="output 'sum', which it is to keep, float32"):
+        read_model(ModelSpec(path=file, states={"h0": "sum"}))
