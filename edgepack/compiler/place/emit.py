@@ -1,12 +1,12 @@
 """A Relax module -> the same with fast kernels for every layer that a rule takes.
 
-Layers that no rule takes stay Relax operators on plain tensors; where the two kinds meet, a
-tensor is packed into the blocked layout or unpacked from it, once.
+Layers that no rule takes stay Relax operators on plain tensors. Nothing is decided here: `steps`
+says what is called and converted, in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,27 +17,35 @@ from edgepack.base import apart
 from edgepack.compiler.backend.code import kept_code
 from edgepack.compiler.backend.kernel import KeptFacts, Kernel
 from edgepack.compiler.backend.report import LayerReport, Stored
-from edgepack.compiler.backend.storage import joint as joint_of
-from edgepack.compiler.backend.storage import view
+from edgepack.compiler.backend.storage import joint, view
 from edgepack.compiler.layers.plain import DYNAMIC
-from edgepack.compiler.layers.tensors import ValueTable, shape_of, shape_of_type
+from edgepack.compiler.layers.tensors import ValueTable, shape_of_type
 from edgepack.compiler.origin import origin_of
-from edgepack.compiler.place.placement import (
-    JointOf,
-    PlacedLayer,
-    Placement,
-    ViewAt,
-    place_layers,
+from edgepack.compiler.place.placement import Placement, place_layers
+from edgepack.compiler.place.steps import (
+    CastStep,
+    CopyStep,
+    ImageStep,
+    InputStep,
+    JointStep,
+    LoweredStep,
+    MeanStep,
+    PackStep,
+    PlacedStep,
+    RowsStep,
+    TurnStep,
+    UnpackStep,
+    ViewStep,
+    steps_of,
 )
 from edgepack.compiler.private import packed_name, stands_for
 from edgepack.compiler.settings import DEFAULTS, CompileSettings
 from edgepack.kernels.key import key_of_site
 from edgepack.kernels.layer import Layer
-from edgepack.kernels.rules.rule import LayerKernel, RowsSite, Rule, product
+from edgepack.kernels.rules.rule import LayerKernel, product
 from edgepack.kernels.rules.table import pack, unpack
 from edgepack.kernels.signature import signature_of
 from edgepack.kernels.tiles.cpu import cpu_model
-from edgepack.kernels.tiles.element import FLOAT16
 from edgepack.kernels.tiles.layout import Blocked
 from edgepack.kernels.value import Origin, Value
 
@@ -115,58 +123,76 @@ class _Emitter:
         self.builder = relax.BlockBuilder()
         self.kernels = _Kernels()
         self.reports: list[LayerReport] = []
-        self.results = _results(main, placement.values)
+        self.names = _results(main, placement.values)
         # Values whose pixels the cores shared when they were made; see `LayerSite`.
         self.by_pixels: set[Value] = set()
-        # Where each value is, in the new function: plain as the model has it, or blocked.
-        self.plain: dict[Value, relax.Expr] = {}
-        self.blocked: dict[Value, relax.Expr] = {}
-        # Plain ones in half precision.
-        self.halves: dict[Value, relax.Expr] = {}
-        self.originals = {twin: value for value, twin in placement.twins.items()}
-        # Transpositions to channels first whose results are read in the blocked layout, which is
-        # packed from what they transpose; they are done only if anything else reads them.
-        self.turned: dict[Value, relax.Call] = {}
+        # In the new function: its inputs, and what each step made.
+        self.inputs: dict[Value, relax.Expr] = {}
+        self.made: dict[PlacedStep, relax.Expr] = {}
+        self.means: dict[ImageStep, relax.Expr] = {}
 
     def emit(self) -> relax.Function:
-        """Emit everything in order; only what is needed in another layout is converted."""
+        """The new function."""
         parameters = [relax.Var(p.name, p.ty) for p in self.main.params]
-        for old, new in zip(self.main.params, parameters, strict=True):
-            self.plain[self.placement.values.of(old)] = new
+        values = map(self.placement.values.of, self.main.params)
+        self.inputs.update(zip(values, parameters, strict=True))
+        planned = steps_of(self.main, self.placement)
         with self.builder.function("main", parameters, attrs=dict(self.main.attrs or {})):
             with self.builder.dataflow():
-                for index, placed in enumerate(self.placement.layers):
-                    self._layer(placed, index)
-                result = self.builder.emit_output(self._substitute(self.main.body.body))
+                for index, step in enumerate(planned.steps):
+                    origin = step.layer.origin if isinstance(step, ImageStep | RowsStep) else None
+                    if origin is not None:
+                        what = f"making the kernel of {origin.operator} '{origin.name}'"
+                        apart.at(what, index, len(planned.steps))
+                    self.made[step] = self._step(step)
+                body = self._substitute(self.main.body.body, planned.results)
+                result = self.builder.emit_output(body)
             self.builder.emit_func_output(result)
         return self.builder.get()["main"]
 
-    def _layer(self, placed: PlacedLayer, index: int) -> None:
-        layer, rule = placed.layer, placed.rule
-        if rule is None:
-            value = layer.output
-            expression = self.placement.values.expressions[value]
-            if value in self.placement.layouts and _order(expression) in _TO_FIRST:
-                self.turned[value] = expression
-            elif layer.is_reshape and self.placement.root(layer.inputs[0]) in self.halves:
-                source = self._as_rows(layer.inputs[0], FLOAT16.name)
-                self.halves[value] = self.builder.emit(view(source, value.shape))
-            else:
-                self.plain[value] = self._by_tvm(value, expression)
-        elif placed.alias is not None:
-            self.blocked[layer.output] = self.builder.emit(self._shared(layer, rule, placed.alias))
-        else:
-            origin = layer.origin
-            if origin is not None:
-                what = f"making the kernel of {origin.operator} '{origin.name}'"
-                apart.at(what, index, len(self.placement.layers))
-            if rule.rows is not None:
-                self._of_rows(layer, rule, self.placement.rows_site(layer, rule))
-            else:
-                self._of_images(layer, rule)
+    def _step(self, step: PlacedStep) -> relax.Expr:
+        """What a step makes, emitted."""
+        match step:
+            case InputStep():
+                made = self.inputs[step.value]
+            case ImageStep():
+                made = self._of_images(step)
+            case MeanStep():
+                made = self.means[step.kernel]
+            case RowsStep():
+                made = self._of_rows(step)
+            case PackStep():
+                made = self._packed(step)
+            case UnpackStep():
+                made = self._unpacked(step)
+            case CopyStep():
+                made = self._copied(step)
+            case _:
+                made = self.builder.emit(self._expression(step))
+        return made
 
-    def _of_images(self, layer: Layer, rule: Rule) -> None:
-        """Call the kernel of a layer that reads and makes blocks of channels."""
+    def _expression(self, step: PlacedStep) -> relax.Expr:
+        """A step that has no kernel of ours as an expression."""
+        match step:
+            case ViewStep():
+                return view(self.made[step.source], step.shape, offset=step.offset)
+            case JointStep():
+                return joint([self.made[part] for part in step.parts], step.shape)
+            case CastStep():
+                return relax.op.astype(self.made[step.source], step.dtype)
+            case TurnStep():
+                return relax.op.permute_dims(self.made[step.source], [0, 1, 3, 2])
+            case LoweredStep():
+                if stands_for(step.expression, *DYNAMIC):
+                    name = packed_name(step.expression)
+                    raise ValueError(f"no rule is given for {name}, which TVM has no code for")
+                return self._substitute(step.expression, step.reads)
+            case _:
+                raise TypeError(f"no such step: {step}")
+
+    def _of_images(self, step: ImageStep) -> relax.Expr:
+        """The call of a kernel on blocks of channels."""
+        layer, rule = step.layer, step.rule
         site = self.placement.site(layer, by_pixels=layer.inputs[0] in self.by_pixels)
         kernel = rule.make(site)
         if kernel.by_pixels:
@@ -174,79 +200,61 @@ class _Emitter:
         made = self._call(
             rule.name,
             kernel,
-            [self._blocked(value) for value in (*layer.inputs, *layer.operands)],
+            [self.made[read] for read in step.reads],
             site.output.shape,
             site.output.element.name,
             mean=site.mean.shape if site.mean else None,
             layer=layer,
             shown=layer.output.shape,
-            value=self.results.get(layer.output, ""),
+            value=self.names.get(layer.output, ""),
             stored=_stored(site.output),
             key=key_of_site(rule, site),
         )
         if layer.mean is not None:
-            self.blocked[layer.mean] = self.builder.emit(relax.TupleGetItem(made, 1))
+            self.means[step] = self.builder.emit(relax.TupleGetItem(made, 1))
             made = self.builder.emit(relax.TupleGetItem(made, 0))
-        self.blocked[layer.output] = made
+        return made
 
-    def _of_rows(self, layer: Layer, rule: Rule, site: RowsSite) -> None:
-        """Call the kernel of a layer on tensors as the model has them."""
-        output, shape = site.output, layer.output.shape
-        # In the place of an attention's queries are more elements than its results.
-        whole = product(output.shape) == layer.output.size
-        dtype = output.element.name if isinstance(output, Blocked) else output.dtype
-        seen = zip((*layer.inputs, *layer.operands), (*site.inputs, *site.operands), strict=True)
-        made = self._call(
+    def _of_rows(self, step: RowsStep) -> relax.Expr:
+        """The call of a kernel on tensors as the model has them."""
+        layer, rule = step.layer, step.rule
+        return self._call(
             rule.name,
-            rule.make(site),
-            [
-                self.builder.emit(view(self._as_rows(value, rows.dtype), rows.shape))
-                for value, rows in seen
-            ],
-            output.shape,
-            dtype,
+            rule.make(step.site),
+            [self.made[read] for read in step.reads],
+            step.site.output.shape,
+            step.dtype,
             layer=layer,
-            shown=shape,
-            value=self.results.get(layer.output, "") if whole else "",
-            key=key_of_site(rule, site),
+            shown=layer.output.shape,
+            value=self.names.get(layer.output, "") if step.is_whole else "",
+            key=key_of_site(rule, step.site),
         )
-        if isinstance(output, Blocked):
-            kernel = unpack(output, shape, self.cpu)
-            made = self._call(LAYOUT, kernel, [made], shape, dtype, shown=shape)
-        elif whole:
-            made = self.builder.emit(view(made, shape))
-        in_halves = not isinstance(output, Blocked) and output.dtype != layer.output.dtype
-        (self.halves if in_halves else self.plain)[layer.output] = made
 
-    def _shared(self, layer: Layer, rule: Rule, alias: ViewAt | JointOf) -> relax.Call:
-        """A result that shares its inputs' bytes."""
-        shape = self.placement.layouts[layer.output].shape
-        if isinstance(alias, ViewAt):
-            return view(self._blocked(layer.inputs[0]), shape, offset=alias.offset)
-        parts = []
-        for value, (layout, copied) in zip(layer.inputs, alias.parts, strict=True):
-            part = self._blocked(value)
-            if copied:
-                assert rule.joining is not None
-                kernel = rule.joining.copy(self.placement.layouts[value], layout)
-                shown = value.shape
-                dtype = layout.element.name
-                part = self._call("concat", kernel, [part], layout.shape, dtype, shown=shown)
-            parts.append(part)
-        return joint_of(parts, shape)
+    def _packed(self, step: PackStep) -> relax.Expr:
+        kernel = pack(step.shape, step.layout, self.cpu, channels_last=step.channels_last)
+        dtype = step.layout.element.name
+        shape = step.layout.shape
+        return self._call(LAYOUT, kernel, [self.made[step.source]], shape, dtype, shown=step.shown)
 
-    def _by_tvm(self, value: Value, expression: relax.Expr) -> relax.Expr:
-        """A value computed by TVM, of tensors as the model has them."""
-        if stands_for(expression, *DYNAMIC):
-            name = packed_name(expression)
-            raise ValueError(f"no rule is given for {name}, which TVM has no code for")
-        if _order(expression) in _TO_LAST and self._is_only_blocked(self._value(expression)):
-            return self._to_channels_last(value, self._value(expression))
-        return self.builder.emit(self._substitute(expression))
+    def _unpacked(self, step: UnpackStep) -> relax.Expr:
+        return self._call(
+            LAYOUT,
+            unpack(step.layout, step.shape, self.cpu, channels_last=step.channels_last),
+            [self.made[step.source]],
+            step.shape,
+            step.dtype,
+            shown=step.shown,
+            value=self.names.get(step.value, "") if step.value is not None else "",
+        )
 
-    def _value(self, call: relax.Call) -> Value:
-        """What a call reads first."""
-        return self.placement.values.of(call.args[0])
+    def _copied(self, step: CopyStep) -> relax.Expr:
+        assert step.rule.joining is not None
+        layout = step.layout
+        kernel = step.rule.joining.copy(self.placement.layouts[step.value], layout)
+        dtype, shown = layout.element.name, step.value.shape
+        return self._call(
+            "concat", kernel, [self.made[step.source]], layout.shape, dtype, shown=shown
+        )
 
     def _call(
         self,
@@ -301,123 +309,16 @@ class _Emitter:
         )
         return self.builder.emit(call)
 
-    def _blocked(self, value: Value) -> relax.Expr:
-        """A value in the blocked layout, packed from the plain one the first time."""
-        if value not in self.blocked:
-            layout, plain = self.placement.layouts[value], value.shape
-            if layout.planar and plain == layout.shape:
-                packed = self._plain(value)
-            elif layout.planar or _same_bytes(layout):
-                packed = self.builder.emit(view(self._plain(value), layout.shape))
-            else:
-                turned = self.turned.get(value)
-                source = value if turned is None else self._value(turned)
-                packed = self._call(
-                    LAYOUT,
-                    pack(source.shape, layout, self.cpu, channels_last=turned is not None),
-                    [self._plain(source)],
-                    layout.shape,
-                    layout.element.name,
-                    shown=plain,
-                )
-            self.blocked[value] = packed
-        return self.blocked[value]
-
-    def _plain(self, value: Value) -> relax.Expr:
-        """A value as the model has it, unpacked from the blocked layout the first time."""
-        if value in self.plain:
-            return self.plain[value]
-        root, shape = self.placement.root(value), value.shape
-        if root in self.turned and root not in self.plain:
-            self.plain[root] = self._by_tvm(root, self.turned[root])
-            return self._plain(value)
-        twin = self.placement.twins.get(root)
-        if root in self.halves and root not in self.blocked and root not in self.plain:
-            self.plain[root] = self.builder.emit(relax.op.astype(self.halves[root], root.dtype))
-            return self._plain(value)
-        if root not in self.blocked and root not in self.plain:
-            # Made as its twin, or as what it is the twin of.
-            other = twin if twin is not None else self.originals[root]
-            made = self.builder.emit(_turn(self._plain(other), root.shape))
-            if shape != root.shape:
-                made = self.builder.emit(view(made, shape))
-        elif root in self.blocked:
-            layout = self.placement.layouts[root]
-            if _same_bytes(layout):
-                made = self.builder.emit(view(self.blocked[root], shape))
-            else:
-                made = self._unpacked(root, shape, shown=shape)
-        else:
-            made = self.builder.emit(view(self.plain[root], shape))
-        self.plain[value] = made
-        return made
-
-    def _as_rows(self, value: Value, dtype: str) -> relax.Expr:
-        """A value as the model has it, in half precision if it is wanted so."""
-        if dtype == value.dtype or dtype != FLOAT16.name:
-            return self._plain(value)
-        if value not in self.halves:
-            root = self.placement.root(value)
-            if root in self.halves:
-                made = view(self.halves[root], value.shape)
-            else:
-                made = relax.op.astype(self._plain(value), dtype)
-            self.halves[value] = self.builder.emit(made)
-        return self.halves[value]
-
-    def _is_only_blocked(self, value: Value) -> bool:
-        """Whether a value, with its channels first, would have to be unpacked."""
-        if value in self.plain:
-            return False
-        root = self.placement.root(value)
-        if root not in self.blocked or root in self.plain:
-            return False
-        layout = self.placement.layouts[root]
-        pixels = (layout.batch, layout.channels, layout.height * layout.width)
-        batch, channels, *sizes = value.shape
-        is_same_image = (batch, channels, product(sizes)) == pixels
-        return is_same_image and not layout.planar and not _same_bytes(layout)
-
-    def _to_channels_last(self, made: Value, image: Value) -> relax.Expr:
-        """The transposition of an image that is there in the blocked layout only."""
-        root = self.placement.root(image)
-        layout = self.placement.layouts[root]
-        shape = (layout.batch, layout.height, layout.width, layout.channels)
-        value = self.results.get(made, "")
-        last = self._unpacked(root, shape, shown=made.shape, channels_last=True, value=value)
-        return self.builder.emit(view(last, made.shape))
-
-    def _unpacked(
-        self,
-        root: Value,
-        shape: tuple[int, ...],
-        *,
-        shown: tuple[int, ...],
-        channels_last: bool = False,
-        value: str = "",
-    ) -> relax.Expr:
-        """A plain tensor of `shape` from what is there in the blocked layout."""
-        layout = self.placement.layouts[root]
-        return self._call(
-            LAYOUT,
-            unpack(layout, shape, self.cpu, channels_last=channels_last),
-            [self.blocked[root]],
-            shape,
-            layout.element.accumulator,
-            shown=shown,
-            value=value,
-        )
-
-    def _substitute(self, expr: relax.Expr) -> relax.Expr:
-        """An expression of the old function in terms of the new one, on plain tensors."""
+    def _substitute(self, expr: relax.Expr, reads: Mapping[Value, PlacedStep]) -> relax.Expr:
+        """An expression of the old function in terms of the new one."""
         if isinstance(expr, relax.Var):
-            return self._plain(self.placement.values.of(expr))
+            return self.made[reads[self.placement.values.of(expr)]]
         if isinstance(expr, relax.Tuple):
-            return relax.Tuple([self._substitute(item) for item in expr.fields])
+            return relax.Tuple([self._substitute(item, reads) for item in expr.fields])
         if isinstance(expr, relax.TupleGetItem):
-            return relax.TupleGetItem(self._substitute(expr.tuple_value), expr.index)
+            return relax.TupleGetItem(self._substitute(expr.tuple_value, reads), expr.index)
         if isinstance(expr, relax.Call):
-            arguments = [self._substitute(argument) for argument in expr.args]
+            arguments = [self._substitute(argument, reads) for argument in expr.args]
             return relax.Call(expr.op, arguments, expr.attrs, expr.ty_args)
         return expr
 
@@ -441,19 +342,6 @@ def _results(main: relax.Function, values: ValueTable) -> dict[Value, str]:
 
 
 _RESHAPE = tvm.ir.Op.get("relax.reshape")
-_PERMUTE = tvm.ir.Op.get("relax.permute_dims")
-# Orders of axes that put the channels of images and of sequences last, or first again.
-_TO_LAST = ((0, 2, 3, 1), (0, 2, 1))
-_TO_FIRST = ((0, 3, 1, 2), (0, 2, 1))
-
-
-def _order(value: relax.Expr) -> tuple[int, ...] | None:
-    """The axes of a transposition of a computed tensor, None of anything else."""
-    if not isinstance(value, relax.Call) or value.op != _PERMUTE or value.attrs.axes is None:
-        return None
-    if not isinstance(value.args[0], relax.Var):
-        return None
-    return tuple(int(axis) % len(value.attrs.axes) for axis in value.attrs.axes)
 
 
 def _stored(layout: Blocked) -> Stored:
@@ -466,17 +354,3 @@ def _stored(layout: Blocked) -> Stored:
         top=layout.halo.top,
         left=layout.halo.left,
     )
-
-
-def _turn(image: relax.Expr, shape: tuple[int, ...]) -> relax.Expr:
-    """An image with rows and columns in each other's place, which is `shape` then."""
-    if 1 in shape[-2:] or len(shape_of(image)) != len(shape):
-        return view(image, shape)
-    return relax.op.permute_dims(image, [0, 1, 3, 2])
-
-
-def _same_bytes(layout: Blocked) -> bool:
-    """Whether the blocked and the plain tensor have the same bytes in the same order."""
-    one_pixel = layout.height == layout.width == 1 and not layout.halo
-    is_plain = layout.element.name == layout.element.accumulator
-    return one_pixel and is_plain and layout.channels % layout.block == 0
