@@ -126,6 +126,7 @@ def read_model(spec: ModelSpec) -> LoadedModel:
     _fix_shapes(spec.path, proto, spec.shapes)
     set_inputs(spec.path, proto.graph, spec.constants)
     states = bind_states(spec.path, proto, spec.states)
+    _infer_outputs(proto)
     return LoadedModel(
         path=spec.path,
         name=spec.path.stem,
@@ -503,6 +504,32 @@ def _fix_shapes(path: Path, proto: Any, shapes: Mapping[str, tuple[int, ...]]) -
             + f"\n{_last_line(str(error))}"
         ) from None
     graph.CopyFrom(inferred.graph)
+
+
+# From this opset on onnx follows the sizes that a model computes.
+_FOLLOWS_SIZES = 14
+
+
+def _infer_outputs(proto: Any) -> None:
+    """Give outputs of which nothing is known the shape that follows from the inputs', if one does.
+
+    Paddle's exporters write Shape, Cast and Concat in front of a Reshape, which is the end of what
+    onnx knows in the opsets that they use: it is asked about the same model in a later one.
+    """
+    import onnx
+
+    unknown = [v for v in proto.graph.output if not v.type.tensor_type.HasField("shape")]
+    if not unknown or opset_of(proto) >= _FOLLOWS_SIZES:
+        return
+    try:
+        newer = onnx.version_converter.convert_version(_without_weights(proto), _FOLLOWS_SIZES)
+    except RuntimeError:  # what it says of operators that it cannot convert
+        return
+    known = {value.name: value for value in infer_shapes(newer, with_weights=True).graph.output}
+    for value in unknown:
+        shape = known[value.name].type.tensor_type.shape
+        if shape.dim and all(dim.dim_value > 0 for dim in shape.dim):
+            value.type.tensor_type.shape.CopyFrom(shape)
 
 
 def _infers_all(proto: Any) -> bool:

@@ -14,7 +14,7 @@ from edgepack.compiler.errors import UnsupportedOperatorError
 from edgepack.compiler.frontend.inspect import inspect_model
 from edgepack.compiler.frontend.load import load_model
 from edgepack.flow.reference import run_reference
-from edgepack.model import ModelSpec, infer_shapes, tensor_info
+from edgepack.model import ModelSpec, infer_shapes, read_model, tensor_info
 from edgepack.model.constants import Constant
 from edgepack.model.errors import (
     DynamicShapeError,
@@ -422,3 +422,20 @@ def test_an_input_without_dimensions_becomes_a_constant(tmp_path: Path) -> None:
     assert [info.name for info in model.inputs] == ["x"]
     (y,) = run_reference(model.proto, {}, [np.ones(2, np.float32)])
     assert y.tolist() == [16001, 16001]
+
+
+def test_an_output_whose_size_the_model_computes_has_a_shape(tmp_path: Path) -> None:
+    """As Paddle's exporters write a flattening, in their opset."""
+    b = Builder()
+    pooled = b.op("GlobalAveragePool", b.conv("image", 3, 8))
+    batch = b.op("Slice", b.op("Shape", pooled), b.const([0]), b.const([1]))
+    flat = b.op("Concat", b.op("Cast", batch, to=7), b.const([8]), axis=0)
+    b.op("MatMul", b.op("Reshape", pooled, flat), b.weight(8, 4), outputs=["scores"])
+    model = b.model({"image": ["n", 3, 6, 6]}, {"scores": None}, opset=11)
+    model.ir_version = 7
+    onnx.save(model, tmp_path / "model.onnx")
+    shapes = {"image": (2, 3, 6, 6)}
+    (output,) = read_model(ModelSpec(path=tmp_path / "model.onnx", shapes=shapes)).outputs
+    zeros = np.zeros(shapes["image"], np.float32)
+    (values,) = run_reference(tmp_path / "model.onnx", shapes, [zeros])
+    assert output.shape == values.shape == (2, 4)
