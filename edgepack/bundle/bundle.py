@@ -251,12 +251,14 @@ class Spec(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class StageContents:
     """A model that looks at boxes of the bundle's first one: at the likeliest `most` of `classes`,
-    if there are any, each enlarged by `padding`. The others are as in `Contents`."""
+    if there are any, each enlarged by `padding`. `align` is what stages.json says of how crops are
+    straightened. The others are as in `Contents`."""
 
     name: str
     classes: Sequence[int]
     most: int
     padding: float
+    align: Mapping[str, object]
     compiled: Compiled
     preprocess: Spec
     postprocess: Spec
@@ -416,6 +418,7 @@ def _stage_files(stages: Sequence[StageContents]) -> dict[str, bytes | Path]:
             "classes": list(stage.classes),
             "padding": stage.padding,
             "most": stage.most,
+            **stage.align,
         }
         for stage in stages
     ]

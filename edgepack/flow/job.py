@@ -544,6 +544,7 @@ def _prove_stages(job: Job, first: _Proven, progress: Progress) -> list[StageCon
                 classes=opened.classes,
                 most=stage.most,
                 padding=stage.padding,
+                align=opened.how_to_align(),
                 compiled=found.compiled,
                 preprocess=opened.preprocess,
                 postprocess=opened.postprocess,

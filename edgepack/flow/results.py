@@ -23,7 +23,13 @@ from edgepack.flow.stages import OpenStage, choose, crop_tensor
 from edgepack.native.app import build_runtime
 from edgepack.native.toolchain import select
 from edgepack.postprocess.base import PostprocessSpec
-from edgepack.postprocess.results import Box, Results, ResultsMismatchError, check_equal
+from edgepack.postprocess.results import (
+    Box,
+    Found,
+    Results,
+    ResultsMismatchError,
+    check_equal,
+)
 from edgepack.preprocess.image import load_image
 from edgepack.preprocess.spec import PreprocessSpec
 
@@ -153,7 +159,22 @@ def check_crops(
     accept = ("gray", "alpha", "16bit")
     photo = load_image(image, accept=accept)
     boxes = [
-        Box(index=one["index"], label="", score=one["score"], box=tuple(one["box"]))
+        Box(
+            index=one["index"],
+            label="",
+            score=one["score"],
+            box=tuple(one["box"]),
+            points=tuple(map(tuple, one.get("points", ()))),
+            answers={
+                name: Results(
+                    top=tuple(
+                        Found(index=best["index"], label="", score=best["score"])
+                        for best in said.get("top", ())
+                    )
+                )
+                for name, said in one.get("answers", {}).items()
+            },
+        )
         for one in answer.get("boxes", ())
     ]
     counts = {one["stage"]: one for one in answer.get("stages", ())}

@@ -7,6 +7,9 @@ labels = "breeds.txt"
 classes = ["dog"]        only boxes of these; by default of all
 most = 4                 the likeliest of a photo; by default 8
 padding = 0.1            of a box's width and height, on each side; by default 0
+align = "corners"        straightened by a box's four corners, or "face"; by default "box": upright
+tall = 1.5               of corners: turned a quarter if it is so many times as high as wide
+turned_by = { stage = "direction", class = "180", score = 0.9 }   upside down, if that says so
 [stage.preprocess]       from the crop to the model's input, as of a photo
 [stage.postprocess]      by default the best classes
 """
@@ -19,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edgepack.base.errors import perhaps
 from edgepack.base.tables import Table
 from edgepack.bundle.verified import DEFAULT_TOLERANCE
 from edgepack.compiler.precision import PRECISIONS
@@ -30,16 +34,28 @@ MOST_STAGES = 8
 MOST_BOXES = 1000
 _MOST_CLASSES = 1000
 _MOST_PADDING = 10.0
+ALIGNS = ("box", "corners", "face")
+_MOST_TALL = 1000.0
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SCORES = ("softmax", "raw")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnedBy:
+    """What an earlier `stage` says of a crop that stands upside down: the class with this label, or
+    number as text, with this `score` at least."""
+
+    stage: str
+    label: str
+    score: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
     """A model that looks at boxes of the first one, as the table at `where` in the file says it.
 
-    `classes` are labels, or numbers as text, of the boxes; none of them: of all. The other fields
-    are as those of a project.
+    `classes` are labels, or numbers as text, of the boxes; none of them: of all. `align` is one of
+    `ALIGNS`; for `tall` see `warp_by_corners`. The other fields are as those of a project.
     """
 
     where: str
@@ -49,6 +65,9 @@ class Stage:
     classes: tuple[str, ...]
     most: int
     padding: float
+    align: str
+    tall: float
+    turned_by: TurnedBy | None
     scores: str
     tolerance: float
     precision: str
@@ -66,7 +85,14 @@ class Stage:
         of = f" of {', '.join(self.classes)}" if self.classes else ""
         by = f", enlarged by {self.padding:g}" if self.padding else ""
         count = "one box" if self.most == 1 else f"{self.most} boxes"
-        return f"{self.name}: {self.model.name} looks at up to {count}{of}{by}"
+        how = {
+            "box": "",
+            "corners": ", straightened by their corners",
+            "face": ", as aligned faces",
+        }
+        turned = f", turned by '{self.turned_by.stage}'" if self.turned_by else ""
+        looks = f"{self.name}: {self.model.name} looks at up to {count}{of}{by}"
+        return f"{looks}{how[self.align]}{turned}"
 
 
 def take_stages(top: Table) -> tuple[Stage, ...]:
@@ -82,6 +108,16 @@ def take_stages(top: Table) -> tuple[Stage, ...]:
     for name in names:
         if names.count(name) > 1:
             raise top.fail("stage", f"two are called '{name}'", hint="give each its own `name`")
+    for index, stage in enumerate(stages):
+        turned = stage.turned_by
+        if turned is not None and turned.stage not in names[:index]:
+            raise top.fail(
+                f"stage[{index}].turned_by.stage",
+                f"no stage before this one is called '{turned.stage}'",
+                hint=perhaps(turned.stage, names[:index])
+                if index
+                else "put the table of the stage that says it before this one",
+            )
     return stages
 
 
@@ -100,6 +136,13 @@ def _take_stage(table: Table) -> Stage:
     padding = table.take("padding", float, 0.0)
     if not 0 <= padding <= _MOST_PADDING:
         raise table.fail("padding", f"{padding} is not from 0 to {_MOST_PADDING:g}")
+    align = table.take_choice("align", ALIGNS, "box")
+    for key in ("tall", "turned_by"):
+        if align != "corners" and table.has(key):
+            raise table.fail(key, f"is for crops by their corners, and align is '{align}'")
+    tall = table.take("tall", float, 0.0)
+    if not 0 <= tall <= _MOST_TALL:
+        raise table.fail("tall", f"{tall} is not from 0 to {_MOST_TALL:g}")
     tolerance = table.take("tolerance", float, DEFAULT_TOLERANCE)
     if not 0 < tolerance < 1:
         raise table.fail("tolerance", f"{tolerance} is not between 0 and 1")
@@ -111,6 +154,9 @@ def _take_stage(table: Table) -> Stage:
         classes=classes,
         most=most,
         padding=padding,
+        align=align,
+        tall=tall,
+        turned_by=_take_turned_by(table),
         scores=table.take_choice("scores", _SCORES, "softmax"),
         tolerance=tolerance,
         precision=table.take_choice("precision", PRECISIONS, "float32"),
@@ -120,6 +166,19 @@ def _take_stage(table: Table) -> Stage:
     )
     table.finish()
     return stage
+
+
+def _take_turned_by(table: Table) -> TurnedBy | None:
+    values: dict[str, Any] | None = table.take("turned_by", dict, None)
+    if values is None:
+        return None
+    own = Table(values, file=table.file, path=table.name("turned_by"))
+    score = own.take("score", float, 0.5)
+    if not 0 <= score <= 1:
+        raise own.fail("score", f"{score} is not from 0 to 1")
+    turned = TurnedBy(stage=own.take("stage", str), label=own.take("class", str), score=score)
+    own.finish()
+    return turned
 
 
 def _take_file(table: Table, key: str, name: str | None) -> Any:

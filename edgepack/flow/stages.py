@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,13 @@ from edgepack.postprocess.results import Box, Results, StageCount
 from edgepack.postprocess.yolo import Yolo
 from edgepack.preprocess.image import Pixels, load_image
 from edgepack.preprocess.spec import PreprocessSpec
+from edgepack.preprocess.warp import (
+    FACE_POINTS,
+    FACE_SIDE,
+    Warp,
+    warp_by_corners,
+    warp_by_face,
+)
 
 BOX_KINDS = ("yolo", "centernet", "ssd", "text-lines")
 """Kinds of [postprocess] that give boxes."""
@@ -35,14 +43,33 @@ BOX_KINDS = ("yolo", "centernet", "ssd", "text-lines")
 @dataclass(frozen=True, kw_only=True)
 class OpenStage:
     """A stage whose model was read: `classes` are numbers of the first model's, none of them: all;
-    the specs are for the model."""
+    `turned` is the class of an earlier stage's that says of a crop that it stands upside down, with
+    that stage's number. The specs are for the model."""
 
     stage: Stage
     model: LoadedModel
     classes: tuple[int, ...]
+    turned: tuple[int, int] | None
     preprocess: PreprocessSpec
     postprocess: PostprocessSpec
     labels: tuple[str, ...]
+
+    @property
+    def side(self) -> int:
+        """Of an aligned face, in pixels."""
+        return max(self.preprocess.size or (FACE_SIDE,))
+
+    def how_to_align(self) -> dict[str, Any]:
+        """What stages.json says of how crops are straightened."""
+        stage, turn = self.stage, None
+        if stage.align == "face":
+            return {"align": stage.align, "side": self.side}
+        if stage.align == "box":
+            return {"align": stage.align}
+        if stage.turned_by is not None and self.turned is not None:
+            number, index = self.turned
+            turn = {"stage": number, "class": index, "score": stage.turned_by.score}
+        return {"align": stage.align, "tall": stage.tall, "turn": turn}
 
 
 def open_stages(
@@ -76,10 +103,31 @@ def open_stages(
             f"{first.where}: the project's model takes {batch_of(model.inputs)} photos at a time",
             hint="export it for one: stages look at the boxes of one photo",
         )
-    return tuple(_open_stage(stage, labels) for stage in project.stages)
+    shapes = {
+        info.name: [one for one in info.shape if isinstance(one, int)] for info in model.outputs
+    }
+    points = postprocess.count_points([shapes[name] for name in postprocess.outputs])
+    opened: list[OpenStage] = []
+    for stage in project.stages:
+        needed = _POINTS[stage.align]
+        if needed not in (0, points):
+            raise ConfigError(
+                f"{stage.where}.align: '{stage.align}' is by {needed} points of a box, and the "
+                f"boxes of the project's model have {points}",
+                hint="lines of text and rotated boxes have four corners, CenterFace's faces five "
+                "points; else leave `align` out",
+            )
+        opened.append(_open_stage(stage, labels, opened))
+    return tuple(opened)
 
 
-def _open_stage(stage: Stage, labels: Sequence[str] | None) -> OpenStage:
+# What a crop is straightened by.
+_POINTS = {"box": 0, "corners": 4, "face": len(FACE_POINTS)}
+
+
+def _open_stage(
+    stage: Stage, labels: Sequence[str] | None, before: Sequence[OpenStage]
+) -> OpenStage:
     model = read_model(ModelSpec(path=stage.model, shapes=stage.shapes, constants={}, states={}))
     check_model(model)
     if len(model.given) != 1 or model.states:
@@ -112,17 +160,46 @@ def _open_stage(stage: Stage, labels: Sequence[str] | None) -> OpenStage:
         stage=stage,
         model=model,
         classes=tuple(_class_number(stage, name, labels) for name in stage.classes),
+        turned=_turned(stage, before),
         preprocess=dataclasses.replace(preprocess, max_pixels=_MOST_RESIZED_PIXELS),
         postprocess=postprocess,
         labels=own_labels or (),
     )
 
 
+def _turned(stage: Stage, before: Sequence[OpenStage]) -> tuple[int, int] | None:
+    """The number of the stage that says of a crop that it stands upside down, and which class it
+    says then."""
+    if stage.turned_by is None:
+        return None
+    by, label = stage.turned_by.stage, stage.turned_by.label
+    number = next(i for i, opened in enumerate(before) if opened.stage.name == by)
+    opened = before[number]
+    if not isinstance(opened.postprocess, Classes):
+        raise ConfigError(
+            f"{stage.where}.turned_by: stage '{by}' gives no classes",
+            hint=f"give it no postprocess, or one of kind '{Classes.kind}'",
+        )
+    index = _number_of(label, opened.labels)
+    if index is None:
+        raise ConfigError(
+            f"{stage.where}.turned_by.class: the labels of stage '{by}' have no class '{label}'",
+            hint=perhaps(label, opened.labels) or "give the number of the class, as text",
+        )
+    return number, index
+
+
+def _number_of(label: str, labels: Sequence[str] | None) -> int | None:
+    if labels is not None and label in labels:
+        return labels.index(label)
+    is_number = label.isdecimal() and label.isascii() and int(label) <= _MOST_CLASS
+    return int(label) if is_number else None
+
+
 def _class_number(stage: Stage, name: str, labels: Sequence[str] | None) -> int:
-    if labels is not None and name in labels:
-        return labels.index(name)
-    if name.isdecimal() and name.isascii() and int(name) <= _MOST_CLASS:
-        return int(name)
+    index = _number_of(name, labels)
+    if index is not None:
+        return index
     if labels is None:
         raise ConfigError(
             f"{stage.where}.classes: the project's model has no labels, so '{name}' is none of its "
@@ -205,13 +282,54 @@ def choose(opened: OpenStage, boxes: Sequence[Box]) -> tuple[list[int], int]:
     return sorted(best), len(wanted) - len(best)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Crop:
+    """What is cut out of a photo (H, W, 3; uint8), and where: its upper left corner there if it is
+    upright, else the warp."""
+
+    pixels: Pixels
+    corner: tuple[int, int] = (0, 0)
+    warp: Warp | None = None
+
+    def source(self, x: float, y: float) -> tuple[float, float]:
+        """A point of the crop in the photo."""
+        if self.warp is not None:
+            return self.warp.source(x, y)
+        return x + self.corner[0], y + self.corner[1]
+
+
+def cut_out(opened: OpenStage, photo: Pixels, box: Box) -> Crop:
+    """The crop that the stage looks at; what earlier stages said of the box may turn it. Raises
+    `ImageError` for one that cannot be straightened."""
+    stage = opened.stage
+    if stage.align == "box":
+        height, width = photo.shape[:2]
+        left, top, right, bottom = crop_of(box.box, stage.padding, height, width)
+        pixels = np.ascontiguousarray(photo[top:bottom, left:right])
+        return Crop(pixels=pixels, corner=(left, top))
+    if stage.align == "face":
+        warp = warp_by_face(box.points, opened.side, padding=stage.padding)
+    else:
+        turned = _is_turned(opened, box)
+        warp = warp_by_corners(box.points, padding=stage.padding, tall=stage.tall, turned=turned)
+    return Crop(pixels=warp.pixels(photo), warp=warp)
+
+
+def _is_turned(opened: OpenStage, box: Box) -> bool:
+    by = opened.stage.turned_by
+    if by is None or opened.turned is None:
+        return False
+    answer = box.answers.get(by.stage)
+    if not isinstance(answer, Results) or not answer.top:
+        return False
+    return answer.top[0].index == opened.turned[1] and answer.top[0].score >= by.score
+
+
 def crop_tensor(opened: OpenStage, photo: Pixels, box: Box) -> Array:
-    """What the stage's model is given of a box. Raises `ImageError` for a crop that its
-    preprocessing does not take."""
-    height, width = photo.shape[:2]
-    left, top, right, bottom = crop_of(box.box, opened.stage.padding, height, width)
-    crop = np.ascontiguousarray(photo[top:bottom, left:right])
-    return opened.preprocess.tensor(opened.preprocess.resized(crop))
+    """What the stage's model is given of a box. Raises `ImageError` for a crop that cannot be
+    straightened, or that its preprocessing does not take."""
+    crop = cut_out(opened, photo, box)
+    return opened.preprocess.tensor(opened.preprocess.resized(crop.pixels))
 
 
 class StageReferences:
@@ -232,8 +350,9 @@ class StageReferences:
             chosen, dropped = choose(opened, boxes)
             failed = 0
             for index in chosen:
+                box = dataclasses.replace(boxes[index], answers=answers[index])
                 try:
-                    answer: Results | str = _look(opened, reference, photo, boxes[index])
+                    answer: Results | str = _look(opened, reference, photo, box)
                 except ImageError as error:
                     answer = error.message
                     failed += 1
@@ -250,31 +369,32 @@ class StageReferences:
 
 
 def _look(opened: OpenStage, reference: Reference, photo: Pixels, box: Box) -> Results:
-    outputs = reference.run([crop_tensor(opened, photo, box)])
+    crop = cut_out(opened, photo, box)
+    tensor = opened.preprocess.tensor(opened.preprocess.resized(crop.pixels))
+    outputs = reference.run([tensor])
     by_name = dict(zip((info.name for info in opened.model.outputs), outputs, strict=True))
     tensors = [by_name[name] for name in opened.postprocess.outputs]
-    height, width = photo.shape[:2]
-    left, top, right, bottom = crop_of(box.box, opened.stage.padding, height, width)
-    geometry = opened.preprocess.geometry(bottom - top, right - left)
-    return _moved(opened.postprocess.run(tensors, geometry, opened.labels), left, top)
+    geometry = opened.preprocess.geometry(*crop.pixels.shape[:2])
+    return _moved(opened.postprocess.run(tensors, geometry, opened.labels), crop)
 
 
-def _moved(found: Results, x: float, y: float) -> Results:
-    """Results in the pixels of a crop at (x, y), in those of the photo."""
+def _moved(found: Results, crop: Crop) -> Results:
+    """Results in the pixels of a crop, in those of the photo."""
 
-    def point(of: tuple[float, float]) -> tuple[float, float]:
-        return of[0] + x, of[1] + y
+    def around(box: tuple[float, ...]) -> tuple[float, float, float, float]:
+        left, top, right, bottom = box
+        corners = [crop.source(x, y) for x in (left, right) for y in (top, bottom)]
+        xs, ys = zip(*corners, strict=True)
+        return min(xs), min(ys), max(xs), max(ys)
 
     boxes = found.boxes and tuple(
         dataclasses.replace(
-            box,
-            box=(*point(box.box[:2]), *point(box.box[2:])),
-            points=tuple(map(point, box.points)),
+            box, box=around(box.box), points=tuple(crop.source(*point) for point in box.points)
         )
         for box in found.boxes
     )
     marks = found.keypoints and tuple(
-        dataclasses.replace(mark, point=point(mark.point)) for mark in found.keypoints
+        dataclasses.replace(mark, point=crop.source(*mark.point)) for mark in found.keypoints
     )
     return dataclasses.replace(found, boxes=boxes, keypoints=marks)
 
@@ -292,6 +412,8 @@ def golden_crops(
             hint="name a photo in [project] that shows what the stages look at",
         )
     photo = load_image(project.golden_image, accept=project.preprocess.accepted)
+    if any(opened.turned for opened in stages):
+        found = StageReferences(stages).look(photo, found)
     boxes = found.boxes or ()
     crops = {}
     for opened in stages:
@@ -304,5 +426,12 @@ def golden_crops(
                 hint="give a golden_image that shows one; `edgepack check` says what is seen",
             )
         best = max(chosen, key=lambda index: (boxes[index].score, -index))
-        crops[opened.stage.name] = crop_tensor(opened, photo, boxes[best])
+        try:
+            crops[opened.stage.name] = crop_tensor(opened, photo, boxes[best])
+        except ImageError as error:
+            raise ConfigError(
+                f"{opened.stage.where}: '{opened.stage.name}' would not be tested: of the box in "
+                f"{project.golden_image} at {boxes[best].box}: {error.message}",
+                hint="give a golden_image in which what it looks at is seen as a whole",
+            ) from None
     return crops

@@ -60,6 +60,10 @@ class PostprocessSpec:
         Raises `ValueError`, which says what is wrong, for shapes that are not the kind's.
         """
 
+    def count_points(self, shapes: Shapes) -> int:
+        """How many points, key points or corners, each box of outputs of these shapes has."""
+        return 0
+
     @abstractmethod
     def run(
         self, tensors: Sequence[Array], geometry: Geometry | None, labels: Sequence[str] = ()

@@ -59,6 +59,9 @@ class CenterNet(Boxes):
             raise ValueError("sizes and offsets are of two numbers each, points of two or more")
         return shapes[0][1]
 
+    def count_points(self, shapes: Shapes) -> int:
+        return shapes[3][1] // 2 if len(shapes) > 3 else 0
+
     def candidates(self, tensors: Sequence[Floats]) -> Candidates:
         assert self.size is not None
         centres = tensors[0][0]

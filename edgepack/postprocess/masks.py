@@ -155,6 +155,9 @@ class TextLines(PostprocessSpec):
             raise ValueError("it takes one output, a map of one image (1, 1, H, W)")
         return 1
 
+    def count_points(self, shapes: Shapes) -> int:
+        return 4
+
     def run(
         self, tensors: Sequence[Array], geometry: Geometry | None, labels: Sequence[str] = ()
     ) -> Results:

@@ -121,6 +121,10 @@ class Ssd(Boxes):
             raise ValueError(f"the maps have {anchors} anchors")
         return scores[2]
 
+    def count_points(self, shapes: Shapes) -> int:
+        boxes, _, *points = shapes
+        return points[0][2] // 2 if points else (boxes[2] - 4) // 2
+
     def _maps(self) -> list[tuple[int, int]]:
         """(height, width) of each."""
         if self.maps:

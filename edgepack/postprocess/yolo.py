@@ -99,6 +99,9 @@ class Yolo(Boxes):
         """How many numbers of a box there are after its classes."""
         return self.points * self.point_size + self.masks + self.rotated
 
+    def count_points(self, shapes: Shapes) -> int:
+        return 4 if self.rotated else self.points
+
     def classes(self, shapes: Shapes) -> int | None:
         if any(len(shape) < 3 or shape[0] != 1 for shape in shapes):
             raise ValueError("it takes one image, in three dimensions or more")

@@ -416,6 +416,7 @@ def test_stages_are_models_of_the_bundle(tmp_path: Path) -> None:
         classes=(1,),
         most=2,
         padding=0.5,
+        align={"align": "face", "side": 96},
         compiled=compiled,
         preprocess=FakePreprocess(),
         postprocess=FakePreprocess(),
@@ -437,7 +438,8 @@ def test_stages_are_models_of_the_bundle(tmp_path: Path) -> None:
         "stages/1/labels.txt",
     }
     looks = json.loads(bundle.file("stages.json").read_bytes())["stages"]
-    assert looks == [{"name": "breed", "classes": [1], "most": 2, "padding": 0.5}]
+    align = {"align": "face", "side": 96}
+    assert looks == [{"name": "breed", "classes": [1], "most": 2, "padding": 0.5, **align}]
     assert (bundle.manifest.model.arena_bytes, bundle.manifest.model.params_bytes) == (9000, 512)
     models = [
         (one["name"], one["hashes"][0]["content"])

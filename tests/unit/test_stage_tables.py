@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from edgepack.deploy.app_answers import AppAnswer
 from edgepack.flow.check import check_project
 from edgepack.flow.job import make_job
 from edgepack.flow.project import files_of, load_project
-from edgepack.flow.stages import OpenStage, choose, crop_of, crop_tensor, golden_crops
+from edgepack.flow.stages import OpenStage, choose, crop_of, crop_tensor, cut_out, golden_crops
 from edgepack.postprocess.results import Box, Results
+from edgepack.preprocess.warp import warp_by_corners
 
 SIDE = 32
 PREPROCESS = {"resize": {"mode": "exact", "height": 8, "width": 8}}
@@ -114,6 +116,26 @@ def _opened(folder: Path, **changes: Any) -> OpenStage:
         ({"padding": -0.1}, "stage[0].padding: -0.1 is not from 0 to 10", None),
         ({"padding": float("nan")}, "stage[0].padding: nan is not from 0 to 10", None),
         ({"classes": ["dog", "dog"]}, "stage[0].classes: 2 classes, or one twice", None),
+        ({"align": "circle"}, "stage[0].align: unknown value 'circle'", "corners"),
+        ({"tall": 1.5}, "stage[0].tall: is for crops by their corners", None),
+        ({"align": "face", "turned_by": {}}, "stage[0].turned_by: is for crops by their", None),
+        ({"align": "corners", "tall": -1.0}, "stage[0].tall: -1.0 is not from 0 to", None),
+        ({"align": "corners", "turned_by": "breed"}, "stage[0].turned_by: 'breed' is not", None),
+        (
+            {"align": "corners", "turned_by": {"stage": "breed", "class": "b"}},
+            "stage[0].turned_by.stage: no stage before this one is called 'breed'",
+            "before this one",
+        ),
+        (
+            {"align": "corners", "turned_by": {"stage": "x", "class": "b", "score": 2.0}},
+            "stage[0].turned_by.score: 2.0 is not from 0 to 1",
+            None,
+        ),
+        (
+            {"align": "corners", "turned_by": {"stage": "x", "class": "b", "degrees": 90}},
+            "stage[0].turned_by.degrees: unknown key",
+            None,
+        ),
         ({"classes": "dog"}, "stage[0].classes: 'dog' is not a list", None),
         ({"precision": "int8"}, "stage[0].precision: unknown value 'int8'", None),
         ({"tolerance": 2.0}, "stage[0].tolerance: 2.0 is not between", None),
@@ -165,6 +187,8 @@ def test_too_many_stages_and_two_of_one_name_are_refused(folder: Path) -> None:
         ({"model": "two.onnx"}, "has 2 inputs: x, y", "one image"),
         ({"preprocess": {"resize": {"mode": "exact", "height": 9, "width": 8}}},
          "stage[0]: preprocessing makes", "resize"),
+        ({"align": "face"}, "stage[0].align: 'face' is by 5 points of a box, and the boxes of the "
+         "project's model have 0", "CenterFace"),
         ({"labels": "things.txt"}, "stage[0]: 2 labels, but the outputs tell 3", "one line"),
         ({"postprocess": {"kind": "classes", "outputs": ["scroes"]}},
          "stage[0]: [postprocess] outputs: the model has no output 'scroes'", "scores"),
@@ -208,6 +232,70 @@ def test_programs_that_cannot_have_stages_are_refused_before_a_build(
     with pytest.raises(ConfigError, match=words) as error:
         make_job(load_project(file))
     assert error.value.hint
+
+
+def _lines(folder: Path) -> Path:
+    """A detector of lines of text that sees two: one upright, and one that is higher than wide."""
+    sure = np.zeros((1, 1, SIDE, SIDE))
+    sure[..., 4:10, 4:28] = 0.75
+    sure[..., 14:30, 10:16] = 0.5
+    _model(folder / "lines.onnx", {"x": [1, 3, SIDE, SIDE]}, {"sure": sure})
+    (folder / "ways.txt").write_text("0\n180\n90\n")
+    direction = _stage(name="way", align="corners", tall=1.5, labels="ways.txt", scores="raw")
+    turned = {"stage": "way", "class": "180", "score": 1.5}
+    text = _stage(name="text", align="corners", tall=1.5, turned_by={**turned, "score": 0.75})
+    file = _project(folder, direction, text, model="lines.onnx", labels="ways.txt")
+    file.write_text(file.read_text().replace('preset = "yolo-end2end"', 'preset = "ppocr-det"'))
+    return file
+
+
+def test_crops_are_straightened_and_turned_by_what_an_earlier_stage_says(folder: Path) -> None:
+    """The first stage says class 1, "180", of every crop."""
+    project = load_project(_lines(folder))
+    way, text = make_job(project).stages
+    (seen,) = check_project(project).seen
+    assert seen.results is not None
+    wide, high = seen.results.boxes or ()
+    photo = np.asarray(cv2.imread(str(folder / "photo.png")))
+    for box, turns in ((wide, 0), (high, 1)):
+        upright = warp_by_corners(box.points).pixels(photo)
+        for stage, more in ((way, 0), (text, 2)):
+            crop = cut_out(stage, photo, box).pixels.astype(int)
+            # Positions are multiples of 1/256 of a pixel.
+            np.testing.assert_allclose(crop, np.rot90(upright, turns + more), atol=1)
+    # Nothing is turned if the stage before is less sure, or has not looked.
+    unsure = dataclasses.replace(high, answers={})
+    np.testing.assert_array_equal(
+        cut_out(text, photo, unsure).pixels, cut_out(way, photo, high).pixels
+    )
+    assert way.how_to_align() == {"align": "corners", "tall": 1.5, "turn": None}
+    turn = {"stage": 0, "class": 1, "score": 0.75}
+    assert text.how_to_align() == {"align": "corners", "tall": 1.5, "turn": turn}
+    assert text.stage.line() == (
+        "text: kinds.onnx looks at up to 8 boxes, straightened by their corners, turned by 'way'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words", "hint"),
+    [
+        ('class = "180"', 'class = "half"', "stage[1].turned_by.class: the labels of stage 'way' "
+         "have no class 'half'", None),
+        ('scores = "raw"', 'postprocess = {kind = "tensors"}', "stage[1].turned_by: stage 'way' "
+         "gives no classes", "classes"),
+    ],
+)  # fmt: skip
+def test_what_cannot_turn_a_crop(
+    folder: Path, old: str, new: str, words: str, hint: str | None
+) -> None:
+    file = _lines(folder)
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+    with pytest.raises(ConfigError) as error:
+        check_project(load_project(file))
+    assert words in error.value.message
+    assert hint is None or hint in (error.value.hint or "")
 
 
 def test_the_files_of_stages_are_the_projects(folder: Path) -> None:

@@ -1,6 +1,7 @@
 #include "stages.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <string>
@@ -37,22 +38,69 @@ std::optional<Postprocessor> LoadPostprocessor(const std::filesystem::path& path
   return Postprocessor(std::move(spec));
 }
 
+/// Where a crop comes from.
+struct Crop {
+  cv::Mat pixels;
+  Point corner;              ///< of an upright one
+  std::optional<Warp> warp;  ///< of one that is straightened
+
+  [[nodiscard]] Point Source(Point point) const {
+    return warp ? warp->Source(point) : Point{point.x + corner.x, point.y + corner.y};
+  }
+};
+
+/// The box around a box of the crop.
+void MoveBox(const Crop& crop, Box* box) {
+  const std::array<Point, 4> corners = {
+      crop.Source(box->low), crop.Source({box->high.x, box->low.y}), crop.Source(box->high),
+      crop.Source({box->low.x, box->high.y})};
+  box->low = box->high = corners[0];
+  for (const Point& corner : corners) {
+    box->low = {std::min(box->low.x, corner.x), std::min(box->low.y, corner.y)};
+    box->high = {std::max(box->high.x, corner.x), std::max(box->high.y, corner.y)};
+  }
+  for (Point& point : box->points) point = crop.Source(point);
+}
+
 /// From the pixels of a crop to those of the photo.
-void Move(Point by, Found* found) {
-  const auto move = [&](Point* point) {
-    point->x += by.x;
-    point->y += by.y;
-  };
+void Move(const Crop& crop, Found* found) {
   if (found->boxes) {
-    for (Found::LabelledBox& one : *found->boxes) {
-      move(&one.box.low);
-      move(&one.box.high);
-      for (Point& point : one.box.points) move(&point);
-    }
+    for (Found::LabelledBox& one : *found->boxes) MoveBox(crop, &one.box);
   }
   if (found->keypoints) {
-    for (Found::LabelledMark& one : *found->keypoints) move(&one.mark.point);
+    for (Found::LabelledMark& one : *found->keypoints) {
+      one.mark.point = crop.Source(one.mark.point);
+    }
   }
+}
+
+/// Whether the stage that decides it says that the box stands upside down.
+bool IsTurned(const StageSpec::Turn& turn, std::size_t box, const Found& all) {
+  const Found::Stage& seen = all.stages[turn.stage];
+  for (std::size_t i = 0; i < seen.count; ++i) {
+    const Found::Answer& answer = seen.answers[i];
+    if (answer.box != box || !answer.error.empty() || answer.found.top.empty()) continue;
+    const Score& best = answer.found.top.front().score;
+    return best.index == turn.index && best.score >= turn.score;
+  }
+  return false;
+}
+
+Crop CutOut(const cv::Mat& photo, const StageSpec& spec, std::size_t number, const Found& all,
+            std::vector<std::uint8_t>* pixels) {
+  const Box& box = (*all.boxes)[number].box;
+  if (spec.align == StageSpec::Align::kBox) {
+    const PixelBox crop = CropOf(box.low, box.high, spec.padding, photo.rows, photo.cols);
+    return {photo(cv::Rect(crop.left, crop.top, crop.width, crop.height)),
+            {static_cast<double>(crop.left), static_cast<double>(crop.top)},
+            std::nullopt};
+  }
+  const Warp warp = spec.align == StageSpec::Align::kFace
+                        ? WarpByFace(box.points, spec.side, spec.padding)
+                        : WarpByCorners(box.points, spec.padding, spec.tall,
+                                        spec.turn && IsTurned(*spec.turn, number, all));
+  warp.Write(photo.data, photo.rows, photo.cols, photo.step, pixels);
+  return {cv::Mat(warp.height, warp.width, CV_8UC3, pixels->data()), {}, warp};
 }
 
 bool IsFinite(const Box& box) {
@@ -127,6 +175,24 @@ void Stages::Choose(const StageSpec& spec, const Found& found, Found::Stage* sta
   stage->count = count;
 }
 
+double Stages::LookAt(const cv::Mat& photo, const std::optional<std::filesystem::path>& crops,
+                      const Found& all, Stage* stage, Found::Answer* answer) {
+  const Crop crop = CutOut(photo, stage->spec, answer->box, all, &stage->straightened);
+  ToInput(Decoded(crop.pixels), stage->preprocessor, stage->input, &stage->buffers);
+  if (crops) {
+    const std::string name = stage->spec.name + "." + std::to_string(answer->box) + ".npy";
+    WriteNpy(*crops / name, stage->input.info->dtype, stage->input.info->shape, stage->input.data);
+  }
+  const Clock::time_point start = Clock::now();
+  stage->session->Run();
+  const double run_ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+  stage->finder->Find(stage->session->outputs(),
+                      stage->preprocessor.GeometryOf(crop.pixels.rows, crop.pixels.cols),
+                      &answer->found);
+  Move(crop, &answer->found);
+  return run_ms;
+}
+
 double Stages::Look(const cv::Mat& photo, const std::optional<std::filesystem::path>& crops,
                     Found* found) {
   if (!found->boxes) throw BundleError("stages.json: the first model gives no boxes");
@@ -141,23 +207,9 @@ double Stages::Look(const cv::Mat& photo, const std::optional<std::filesystem::p
     Choose(stage.spec, *found, &seen);
     for (std::size_t at = 0; at < seen.count; ++at) {
       Found::Answer& answer = seen.answers[at];
-      const Box& box = (*found->boxes)[answer.box].box;
-      const PixelBox crop = CropOf(box.low, box.high, stage.spec.padding, photo.rows, photo.cols);
       answer.error.clear();
       try {
-        const Decoded picture(photo(cv::Rect(crop.left, crop.top, crop.width, crop.height)));
-        ToInput(picture, stage.preprocessor, stage.input, &stage.buffers);
-        if (crops) {
-          const std::string name = stage.spec.name + "." + std::to_string(answer.box) + ".npy";
-          WriteNpy(*crops / name, stage.input.info->dtype, stage.input.info->shape,
-                   stage.input.data);
-        }
-        const Clock::time_point start = Clock::now();
-        stage.session->Run();
-        seen.run_ms += std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-        stage.finder->Find(stage.session->outputs(),
-                           stage.preprocessor.GeometryOf(crop.height, crop.width), &answer.found);
-        Move({static_cast<double>(crop.left), static_cast<double>(crop.top)}, &answer.found);
+        seen.run_ms += LookAt(photo, crops, *found, &stage, &answer);
       } catch (const Error& error) {
         if (error.exit_code == kExitBundle || error.kind == "usage") throw;
         answer.error = error.message;

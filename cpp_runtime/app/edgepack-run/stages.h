@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -15,6 +16,7 @@
 #include "found.h"
 #include "platform/opencv/preprocess_buffers.h"
 #include "stage_spec.h"
+#include "warp.h"
 
 namespace edgepack {
 
@@ -35,6 +37,7 @@ class Stages {
     std::optional<Session> session;
     TensorView input;
     PreprocessBuffers buffers;
+    std::vector<std::uint8_t> straightened;  ///< the pixels of a crop that is not upright
     std::optional<Finder> finder;
   };
 
@@ -57,6 +60,9 @@ class Stages {
  private:
   explicit Stages(std::vector<std::unique_ptr<Stage>> stages) : stages_(std::move(stages)) {}
   void Choose(const StageSpec& spec, const Found& found, Found::Stage* stage);
+  /// Has a stage look at the box of `answer`; the milliseconds of the run.
+  static double LookAt(const cv::Mat& photo, const std::optional<std::filesystem::path>& crops,
+                       const Found& all, Stage* stage, Found::Answer* answer);
 
   std::vector<std::unique_ptr<Stage>> stages_;
   std::vector<std::size_t> chosen_;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "bundle_json.h"
+#include "words.h"
 
 namespace edgepack {
 namespace {
@@ -13,6 +14,8 @@ constexpr std::int64_t kMostBoxes = 1000;
 constexpr std::int64_t kMostClass = 1000000;
 constexpr double kMostPadding = 10;
 constexpr std::size_t kMostLetters = 64;
+constexpr double kMostTall = 1000;
+constexpr std::int64_t kMostSide = 2048;
 
 /// It becomes part of the names of files.
 std::string ReadName(JsonObject* object) {
@@ -27,7 +30,20 @@ std::string ReadName(JsonObject* object) {
   return name;
 }
 
-StageSpec ReadStage(JsonObject* object) {
+/// Of the stage whose number is `before`.
+StageSpec::Turn ReadTurn(std::size_t before, JsonObject* stage) {
+  if (before == 0) stage->Fail("turn", "no stage comes before this one");
+  JsonObject object = stage->Object("turn");
+  StageSpec::Turn turn;
+  turn.stage =
+      static_cast<std::size_t>(object.Int("stage", 0, static_cast<std::int64_t>(before) - 1));
+  turn.index = static_cast<std::size_t>(object.Int("class", 0, kMostClass));
+  turn.score = object.Number("score");
+  object.Finish();
+  return turn;
+}
+
+StageSpec ReadStage(std::size_t number, JsonObject* object) {
   StageSpec spec;
   spec.name = ReadName(object);
   for (const std::int64_t index : object->Ints("classes")) {
@@ -39,6 +55,21 @@ StageSpec ReadStage(JsonObject* object) {
     object->Fail("padding", "is not from 0 to 10");
   }
   spec.most = static_cast<std::size_t>(object->Int("most", 1, kMostBoxes));
+  using Align = StageSpec::Align;
+  spec.align = ReadChoice<Align>(
+      "align", {{"box", Align::kBox}, {"corners", Align::kCorners}, {"face", Align::kFace}},
+      object);
+  if (spec.align == Align::kCorners) {
+    spec.tall = object->Number("tall");
+    if (!(spec.tall >= 0 && spec.tall <= kMostTall)) object->Fail("tall", "is not from 0 to 1000");
+    if (object->HasValue("turn")) {
+      spec.turn = ReadTurn(number, object);
+    } else {
+      object->Skip("turn");
+    }
+  } else if (spec.align == Align::kFace) {
+    spec.side = static_cast<int>(object->Int("side", 1, kMostSide));
+  }
   object->Finish();
   return spec;
 }
@@ -60,7 +91,7 @@ std::vector<StageSpec> LoadStageSpecs(const std::filesystem::path& path) {
   CheckFormat("edgepack-stages", &root);
   std::vector<StageSpec> specs;
   for (JsonObject& object : root.Objects("stages", kMostStages)) {
-    specs.push_back(ReadStage(&object));
+    specs.push_back(ReadStage(specs.size(), &object));
     const auto same = [&](const StageSpec& spec) { return spec.name == specs.back().name; };
     if (std::count_if(specs.begin(), specs.end(), same) > 1) {
       object.Fail("name", "is that of another stage");

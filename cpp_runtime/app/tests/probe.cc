@@ -1,15 +1,21 @@
-// For tests of the readers of preprocess.json and postprocess.json from Python (tests/readers.py).
+// For tests of what Python does, too: the readers of preprocess.json and postprocess.json
+// (tests/readers.py), and crops that are straightened (tests/integration/test_warp.py).
 // On stdin: sizes, each on a line, and as many bytes. A line of JSON for each: what was read, or
-// the error. The only argument says which of the two it is.
+// the error. The only argument says which of the three it is.
 #include <array>
+#include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <string>
+#include <vector>
 
 #include <edgepack/postprocess_spec.h>
 #include <edgepack/preprocess_spec.h>
 
 #include "app/fuzz/files.h"
+#include "bundle_json.h"
 #include "common/json.h"
+#include "warp.h"
 
 namespace edgepack {
 namespace {
@@ -106,7 +112,35 @@ void Write(const PostprocessSpec& spec, JsonWriter& json) {
   json.Key("channels_last").Bool(spec.channels_last).EndObject();
 }
 
-int Main(bool postprocess) {
+/// A crop of a photo of the `height` and `width`, whose bytes are made up of where they are.
+void WriteCrop(const std::filesystem::path& path, JsonWriter& json) {
+  const JsonDocument document = ReadBundleJson(path);
+  JsonObject object = document.Root();
+  const int height = static_cast<int>(object.Int("height", 1, 1000));
+  const int width = static_cast<int>(object.Int("width", 1, 1000));
+  std::vector<Point> points;
+  const std::vector<double> numbers = object.Numbers("points");
+  for (std::size_t i = 0; i + 1 < numbers.size(); i += 2) {
+    points.push_back({numbers[i], numbers[i + 1]});
+  }
+  const double padding = object.Number("padding");
+  const int side = static_cast<int>(object.Int("side", 0, 1000));
+  const Warp warp =
+      side > 0 ? WarpByFace(points, side, padding)
+               : WarpByCorners(points, padding, object.Number("tall"), object.Bool("turned"));
+  std::vector<std::uint8_t> photo(static_cast<std::size_t>(height * width * 3));
+  for (std::size_t i = 0; i < photo.size(); ++i) photo[i] = static_cast<std::uint8_t>(i * i % 251);
+  std::vector<std::uint8_t> pixels;
+  warp.Write(photo.data(), height, width, static_cast<std::size_t>(width) * 3, &pixels);
+  json.BeginObject().Key("height").Int(warp.height).Key("width").Int(warp.width);
+  json.Key("matrix").BeginArray();
+  for (const double one : warp.matrix) json.Number(one);
+  json.EndArray().Key("pixels").BeginArray();
+  for (const std::uint8_t one : pixels) json.Int(one);
+  json.EndArray().EndObject();
+}
+
+int Main(const std::string& what) {
   const MemoryFile file;
   std::size_t size = 0;
   while (std::scanf("%zu", &size) == 1 && std::getchar() == '\n') {
@@ -115,7 +149,9 @@ int Main(bool postprocess) {
     file.Write(text);
     JsonWriter json;
     try {
-      if (postprocess) {
+      if (what == "warp") {
+        WriteCrop(file.path(), json);
+      } else if (what == "postprocess") {
         Write(LoadPostprocessSpec(file.path()), json);
       } else {
         Write(LoadPreprocessSpec(file.path()), json);
@@ -132,6 +168,4 @@ int Main(bool postprocess) {
 }  // namespace
 }  // namespace edgepack
 
-int main(int argc, char** argv) {
-  return edgepack::Main(argc == 2 && std::string(argv[1]) == "postprocess");
-}
+int main(int argc, char** argv) { return edgepack::Main(argc == 2 ? argv[1] : ""); }
