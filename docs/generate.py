@@ -428,6 +428,7 @@ def _of_this_machine() -> dict[str, Any]:
                 ),
                 _of_boxes(evaluated),
                 _of_rows(),
+                _of_text(),
             ]
         },
         "quantize": _object(
@@ -535,6 +536,24 @@ def _of_projects() -> dict[str, Any]:
         "compare --release": _object(changed),
         "doctor": _object({"board": _TEXT, "ok": yes_or_no, "tools": _list(_record(Check))}),
     }
+
+
+def _of_text() -> dict[str, Any]:
+    """What `evaluate` says of a model that reads: error rates, and each photo's text."""
+    rates = _object({"letters": _NUMBER, "words": _NUMBER})
+    read = {
+        **dict.fromkeys(("photo", "expected", "reference"), _TEXT),
+        "device": _or_null(_TEXT),
+    }
+    return _object(
+        {
+            "photos": _COUNT,
+            "reference": rates,
+            "device": _or_null(rates),
+            "device_name": _or_null(_TEXT),
+            "read": _list(_object(read)),
+        }
+    )
 
 
 def _of_rows() -> dict[str, Any]:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from edgepack.flow.evaluate import Evaluation
     from edgepack.flow.evaluate_boxes import BoxEvaluation
     from edgepack.flow.evaluate_rows import RowEvaluation
+    from edgepack.flow.evaluate_text import TextEvaluation
     from edgepack.flow.init import Draft
     from edgepack.quantization.quantize import Result
     from edgepack.tuning.session import Tuned
@@ -128,12 +129,15 @@ def evaluate(
     target: str | None = None,
     deployed: Deployment | None = None,
     split: str | None = None,
+    text: bool = False,
     project: File | None = None,
     preprocess: Preprocess | None = None,
     progress: Told = NO_PROGRESS,
     **settings: Any,
-) -> Evaluation | BoxEvaluation | RowEvaluation:
-    """Accuracy on labelled photos: a folder for each class, a CSV file, or a detector's data set.
+) -> Evaluation | BoxEvaluation | RowEvaluation | TextEvaluation:
+    """Accuracy on labelled photos: a folder for each class, a CSV file, or a detector's data set;
+    of what reads, error rates on a folder of photos with a .txt each. With `text`, that is judged
+    instead of the boxes of the detector before it.
 
     Instead of photos, `rows` is a CSV file for a model of tables, `target` the column with the
     right answers: accuracy for classes, MAE and RMSE for values. By the reference on this machine,
@@ -142,6 +146,7 @@ def evaluate(
     from edgepack.flow.evaluate import evaluate as by_classes
     from edgepack.flow.evaluate_boxes import evaluate_boxes
     from edgepack.flow.evaluate_rows import evaluate_rows
+    from edgepack.flow.evaluate_text import evaluate_text, reads_text
     from edgepack.postprocess.boxes import Boxes
 
     known = project_from(
@@ -154,12 +159,15 @@ def evaluate(
         raise UsageError("images and rows: a model takes photos or rows")
     if (rows is None) != (target is None):
         raise UsageError("rows and target go together")
-    boxes = rows is None and isinstance(known.postprocess, Boxes)
+    reads = rows is None and reads_text(known, asked=text)
+    boxes = rows is None and isinstance(known.postprocess, Boxes) and not reads
     if split is not None and not boxes:
         raise UsageError("split: only for a detector", hint="whose boxes [postprocess] describes")
     if rows is not None and target is not None:
         return evaluate_rows(known, Path(rows), target, device=device, root=root, progress=told)
     folder = Path(_given("images", images))
+    if reads:
+        return evaluate_text(known, folder, device=device, root=root, progress=told)
     if boxes:
         return evaluate_boxes(known, folder, split=split, device=device, root=root, progress=told)
     return by_classes(known, folder, device=device, root=root, progress=told)

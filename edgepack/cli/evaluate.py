@@ -22,13 +22,14 @@ from edgepack.cli.options import (
     project_file,
 )
 from edgepack.cli.pages import add_html, check_html, save
-from edgepack.cli.pages.evaluate import boxes_page, evaluate_page, rows_page
+from edgepack.cli.pages.evaluate import boxes_page, evaluate_page, rows_page, text_page
 
 if TYPE_CHECKING:
     from edgepack.device.base import Device
     from edgepack.flow.evaluate import Evaluation
     from edgepack.flow.evaluate_boxes import BoxEvaluation
     from edgepack.flow.evaluate_rows import JudgedRow, Number, RowEvaluation
+    from edgepack.flow.evaluate_text import ErrorRates, TextEvaluation
     from edgepack.flow.project import Project
 
 _SHOWN = 20
@@ -43,13 +44,19 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="DIR",
         help="a folder for each class (its label or number), or a CSV file of path,class; for a "
-        "detector COCO's JSON file, YOLO's data.yaml, or a folder as Roboflow exports it",
+        "detector COCO's JSON file, YOLO's data.yaml, or a folder as Roboflow exports it; for what "
+        "reads text a folder of photos, each with a .txt of its name",
     )
     given.add_argument(
         "--rows",
         type=Path,
         metavar="FILE",
         help="a CSV file, for models of tables: each row is an input",
+    )
+    parser.add_argument(
+        "--text",
+        action="store_true",
+        help="judge what a stage reads, not the boxes of the detector before it",
     )
     parser.add_argument(
         "--target",
@@ -98,8 +105,12 @@ def run(args: argparse.Namespace, console: Console) -> int:
             device.close()
     from edgepack.flow.evaluate_boxes import BoxEvaluation
     from edgepack.flow.evaluate_rows import RowEvaluation
+    from edgepack.flow.evaluate_text import TextEvaluation
 
-    if isinstance(found, RowEvaluation):
+    if isinstance(found, TextEvaluation):
+        save(args, console, text_page(found))
+        console.data(found.to_dict(), "\n".join(_text_lines(found)))
+    elif isinstance(found, RowEvaluation):
         save(args, console, _rows_page(found))
         console.data(found.to_dict(), "\n".join(_row_lines(found)))
     elif isinstance(found, BoxEvaluation):
@@ -113,11 +124,12 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 def _judge(
     args: argparse.Namespace, project: Project, console: Console
-) -> Callable[[Device | None, str], Evaluation | BoxEvaluation | RowEvaluation]:
-    """What judges, here and on a device: photos by classes or boxes, or rows."""
+) -> Callable[[Device | None, str], Evaluation | BoxEvaluation | RowEvaluation | TextEvaluation]:
+    """What judges, here and on a device: photos by classes, boxes or text, or rows."""
     from edgepack.flow.evaluate import evaluate
     from edgepack.flow.evaluate_boxes import SCORE, evaluate_boxes
     from edgepack.flow.evaluate_rows import evaluate_rows
+    from edgepack.flow.evaluate_text import evaluate_text, reads_text
     from edgepack.postprocess.boxes import Boxes
 
     target = args.target
@@ -126,7 +138,8 @@ def _judge(
             "--rows and --target go together",
             hint="--target names the column of --rows with the right answers",
         )
-    if target is None and isinstance(project.postprocess, Boxes):
+    is_text = target is None and reads_text(project, asked=args.text)
+    if target is None and isinstance(project.postprocess, Boxes) and not is_text:
         score = SCORE if args.score is None else args.score
         return lambda device, root: evaluate_boxes(
             project,
@@ -142,6 +155,10 @@ def _judge(
             raise UsageError(
                 f"{option}: only for a detector", hint="whose boxes [postprocess] describes"
             )
+    if is_text:
+        return lambda device, root: evaluate_text(
+            project, args.images, device=device, root=root, progress=console
+        )
     if target is not None:
         return lambda device, root: evaluate_rows(
             project, args.rows, target, device=device, root=root, progress=console
@@ -180,6 +197,29 @@ def _box_header(found: BoxEvaluation) -> list[str]:
         *("AP 50-95", "AP 50"),
         *(column for name in names[1:] for column in (f"{name} 50-95", "50")),
     ]
+
+
+def _text_lines(found: TextEvaluation) -> list[str]:
+    lines = [f"photos     {len(found.photos)}", f"reference  {_rates(found.reference)}"]
+    rows = [one for one in found.photos if one.expected != one.reference]
+    if found.on_device is not None:
+        lines.append(f"device     {_rates(found.on_device)}")
+        lines.append(f"differ     {format_count(len(found.differing), 'photo')}")
+        rows = [one for one in found.photos if {one.reference, one.device} != {one.expected}]
+    for one in rows[:_SHOWN]:
+        lines += [
+            "",
+            f"{one.name}",
+            f"  expected   {one.expected}",
+            f"  reference  {one.reference}",
+        ]
+        if one.device is not None and one.device != one.reference:
+            lines.append(f"  device     {one.device}")
+    return [*lines, *_more(len(rows))]
+
+
+def _rates(rates: ErrorRates) -> str:
+    return f"error rate of letters {rates.letters:.1%}, of words {rates.words:.1%}"
 
 
 def _share(value: float | None) -> str:

@@ -85,15 +85,16 @@ class StageAnswer:
 
     @staticmethod
     def read(answer: Answer) -> StageAnswer:
-        def read_text(line: Answer) -> str:
-            return line.text("text")
-
         return StageAnswer(
             top=answer.parts("top", Class.read) if answer.has("top") else (),
             boxes=answer.parts("boxes", SeenBox.read) if answer.has("boxes") else None,
-            text=answer.parts("text", read_text) if answer.has("text") else (),
+            text=answer.parts("text", _read_text) if answer.has("text") else (),
             error=answer.text_or_none("error") or "",
         )
+
+
+def _read_text(line: Answer) -> str:
+    return line.text("text")
 
 
 def _read_stage_answers(answer: Answer) -> dict[str, StageAnswer]:
@@ -331,6 +332,7 @@ class AppAnswer:
     profile: Profile | None
     ran_on: RanOn | None = None
     areas: tuple[SeenArea, ...] | None = None
+    text: tuple[str, ...] = ()
     stages: tuple[StageBoxes, ...] = ()
     emulated: bool = False
     document: Mapping[str, Any] = field(repr=False)
@@ -357,6 +359,7 @@ class AppAnswer:
             profile=answer.part("profile", Profile.read),
             ran_on=answer.part("processor", RanOn.read),
             areas=answer.parts("areas", SeenArea.read) if answer.has("areas") else None,
+            text=answer.parts("text", _read_text) if answer.has("text") else (),
             stages=answer.parts("stages", StageBoxes.read) if answer.has("stages") else (),
             document=answer.document,
         )

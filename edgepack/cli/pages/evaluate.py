@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from edgepack.flow.evaluate import Evaluation, Judged
     from edgepack.flow.evaluate_boxes import BoxEvaluation
     from edgepack.flow.evaluate_rows import RowEvaluation
+    from edgepack.flow.evaluate_text import TextEvaluation
 
 _SHOWN_PHOTOS = 200
 _SHOWN_ROWS = 200
@@ -113,6 +114,32 @@ def rows_page(
         page.verdict(verdict),
         page.facts(said),
         *parts,
+        kind="evaluate",
+    )
+
+
+def text_page(found: TextEvaluation) -> Html:
+    """How often letters and words are read wrong, and what is read in each photo."""
+    where = f" and on {found.device}" if found.device else ""
+    sides = [("reference", found.reference)]
+    if found.on_device is not None and found.device is not None:
+        sides.append((found.device, found.on_device))
+    said = {
+        name: f"error rate of letters {rates.letters:.1%}, of words {rates.words:.1%}"
+        for name, rates in sides
+    }
+    header = ("photo", "expected", "reference", *(["device"] if found.device else []))
+    rows = [
+        (one.name, one.expected, one.reference, *([one.device or ""] if found.device else []))
+        for one in found.photos
+    ]
+    more = len(rows) - _SHOWN_ROWS
+    left = f"and {format_count(more, 'photo')} more: --json has all" if more > 0 else ""
+    return page.page(
+        f"{format_count(len(found.photos), 'photo')}, read here{where}",
+        page.verdict("; ".join(f"{name}: {words}" for name, words in said.items())),
+        page.facts({"photos": len(found.photos), **said}),
+        page.section("What is read", page.table(rows[:_SHOWN_ROWS], header), left),
         kind="evaluate",
     )
 
