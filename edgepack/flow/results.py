@@ -36,6 +36,8 @@ from edgepack.preprocess.spec import PreprocessSpec
 # cpp_runtime/device/src/process.cc: kMaxOut, of which times and memory take little.
 _MOST_ANSWER_BYTES = (6 << 20) - (64 << 10)
 _TIMEOUT_S = 300.0
+# Of all models of a bundle, on each box.
+_MOST_TIMEOUT_S = 3600.0
 
 
 class ResultsSizeError(ConfigError):
@@ -137,7 +139,9 @@ def check_stages(
         words = ("--bundle", bundle.path, "--image", bundle.file(image), "--json")
         done = run(
             [*app, *words, "--threads", "1", "--save-crops", folder],
-            timeout_s=_TIMEOUT_S,
+            timeout_s=min(
+                _MOST_TIMEOUT_S, _TIMEOUT_S * (1 + sum(one.stage.most for one in stages))
+            ),
             error=BundleError,
             what="the app with all stages",
         )

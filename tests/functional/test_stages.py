@@ -33,8 +33,11 @@ from edgepack.flow.job import Job, make_job, package_job
 from edgepack.flow.project import load_project
 from edgepack.flow.results import check_crops
 from edgepack.flow.stages import crop_of
+from edgepack.native.sdk import build_sdk, write_sdk
+from edgepack.native.toolchain import select
 from edgepack.postprocess.results import Results
 from tests.boards import login
+from tests.functional.test_sdk import Target, installed, said_by
 from tests.pipelines import photo
 
 # Two models are compiled and compared: a minute.
@@ -216,6 +219,54 @@ def test_live_pictures_have_answers(made: tuple[Job, Bundle, Path], tmp_path: Pa
         timeout=120,
     )  # fmt: skip
     assert json.loads(done.stdout.splitlines()[0])["boxes"] == wanted
+
+
+def test_the_library_says_what_the_app_says(made: tuple[Job, Bundle, Path], tmp_path: Path) -> None:
+    """In a program of one's own: a file, its bytes and pixels, twice; and no tensors."""
+    _, bundle, folder = made
+    board = get_board("local")
+    toolchain = select(board).toolchain
+    build = build_sdk(board, toolchain)
+    write_sdk(build, tmp_path / "sdk")
+    target = Target(
+        board=board, toolchain=toolchain, build=build, folder=tmp_path / "sdk", emulator=()
+    )
+    script = """
+import json, sys
+import cv2
+from edgepack_runtime import EdgepackError, Model
+bundle, photo = sys.argv[1:]
+with Model(bundle) as model, model.session() as session, model.session(2) as other:
+    found = []
+    for one in (session, other):
+        one.set_image(photo)
+        one.run()
+        found.append(one.results())
+    session.set_image(open(photo, "rb").read())
+    session.run()
+    found += [session.results(), session.results()]
+    session.set_pixels(cv2.imread(photo), "bgr")
+    session.run()
+    found.append(session.results())
+    for call in (lambda: session.output(0).tolist(),
+                 lambda: (session.set_input(0, session.input(0)), session.run())):
+        try:
+            call()
+        except EdgepackError as error:
+            found.append(str(error))
+    found.append(model.arena_bytes)
+    print(json.dumps(found))
+"""
+    (line,) = said_by(installed(target, tmp_path), script, bundle.path, folder / "faces.png")
+    *results, outputs, tensors, arena = json.loads(line)
+    wanted = _run(bundle, "--image", folder / "faces.png")
+    assert len(results) == 5
+    for one in results:
+        assert one["boxes"] == wanted["boxes"]
+        assert [stage["boxes"] for stage in one["stages"]] == [1, 2]
+    assert "keeps no outputs" in outputs
+    assert "no image was set" in tensors
+    assert arena == bundle.manifest.model.arena_bytes
 
 
 def test_a_board_says_the_same(made: tuple[Job, Bundle, Path], tmp_path: Path) -> None:

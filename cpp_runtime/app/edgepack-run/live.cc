@@ -20,6 +20,7 @@
 #include "notify.h"
 #include "platform/opencv/decode.h"
 #include "platform/opencv/preprocess_buffers.h"
+#include "platform/opencv/to_input.h"
 #include "preview.h"
 #include "report.h"
 #include "result_sinks.h"
@@ -219,20 +220,6 @@ double LatencyHistogram::Percentile(double share) const {
     }
   }
   return max_ms_;
-}
-
-void ToInput(const Decoded& picture, const Preprocessor& preprocessor, const TensorView& input,
-             PreprocessBuffers* buffers) {
-  const cv::Mat resized = preprocessor.Resized(picture, buffers);
-  if (!preprocessor.Fits(resized, *input.info)) {
-    const TensorInfo info = preprocessor.InfoOf(resized);
-    throw ModelInputError(
-        "the preprocessing makes " + std::string(Name(info.dtype)) + " " + ToString(info.shape) +
-            ", input '" + input.info->name + "' is " + std::string(Name(input.info->dtype)) + " " +
-            ToString(input.info->shape),
-        "set resize and crop in the [preprocess] table so that they fit every photo");
-  }
-  preprocessor.ToTensor(resized, input.data);
 }
 
 void RunLive(const Options& options, const Preprocessor& preprocessor, const TensorInfo& input,

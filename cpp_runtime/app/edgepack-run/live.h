@@ -55,11 +55,6 @@ class LatencyHistogram {
 /// returns what it says, until the next.
 using LineOfFrame = std::function<const Found&(const LiveFrame& frame, std::string* line)>;
 
-/// Writes the tensor of a picture into the model's input. Throws ModelInputError if the
-/// preprocessing makes another one.
-void ToInput(const Decoded& picture, const Preprocessor& preprocessor, const TensorView& input,
-             PreprocessBuffers* buffers);
-
 /// --images, --frames and --camera: writes a line for each picture to `out` (or where --out says),
 /// and one at the end, until the source ends or a SIGTERM comes; whatever was read by then gets its
 /// line. Reading, decoding with preprocessing, `line_of` (on this thread) and writing run beside

@@ -31,6 +31,7 @@
 #include "platform/opencv/decode.h"
 #include "platform/opencv/draw.h"
 #include "platform/opencv/preprocess_buffers.h"
+#include "platform/opencv/to_input.h"
 #include "preview.h"
 #include "profile.h"
 #include "report.h"

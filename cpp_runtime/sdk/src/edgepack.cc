@@ -32,6 +32,8 @@
 #include "handles.h"
 #include "platform/opencv/decode.h"
 #include "platform/opencv/preprocess_buffers.h"
+#include "platform/opencv/to_input.h"
+#include "stages.h"
 
 namespace edgepack {
 namespace {
@@ -71,9 +73,13 @@ Value* Given(Value* value, const char* name) {
 struct OpenModel {
   explicit OpenModel(const std::filesystem::path& folder)
       : bundle(OpenBundle(folder)), model(bundle.model()) {
-    if (std::filesystem::exists(bundle.path / "stages.json")) {
-      throw BundleError(bundle.path.string() + " has stages, this library runs one model",
-                        "open the folder of one of its models, stages/1, or run edgepack-run");
+    params_bytes = model.params_bytes();
+    arena_bytes = model.arena_bytes();
+    if (const auto stages = Stages::Load(bundle, std::nullopt)) {
+      for (const auto& stage : stages->all()) {
+        params_bytes += stage->model.params_bytes();
+        arena_bytes = std::max(arena_bytes, stage->model.arena_bytes());
+      }
     }
     if (std::filesystem::exists(bundle.preprocess())) {
       preprocessor.emplace(LoadPreprocessSpec(bundle.preprocess()));
@@ -87,18 +93,24 @@ struct OpenModel {
   Model model;
   std::optional<Preprocessor> preprocessor;
   std::optional<Postprocessor> postprocessor;
+  /// With those of stages: all weights, and what the largest needs.
+  std::uint64_t params_bytes = 0;
+  std::uint64_t arena_bytes = 0;
 };
 
 struct OpenSession {
   OpenSession(std::shared_ptr<const OpenModel> of, int threads)
       : model(std::move(of)),
-        session(model->model, &pool),
+        stages(Stages::Load(model->bundle, std::nullopt)),
+        session(stages != nullptr ? stages->Begin(model->model, &pool)
+                                  : Session(model->model, &pool)),
         finder(model->postprocessor, model->bundle, std::nullopt) {
     if (threads > 1) pool.Configure(threads, {});
   }
 
   std::shared_ptr<const OpenModel> model;
   ThreadPool pool;
+  std::unique_ptr<Stages> stages;
   Session session;
   /// For images and results after the first.
   PreprocessBuffers buffers;
@@ -106,6 +118,7 @@ struct OpenSession {
   Found found;
   /// How the image that was set last lies in its tensor.
   std::optional<Geometry> geometry;
+  cv::Mat photo;  ///< its pixels, if stages look at them
   std::string results;
   std::mutex in_use;
 };
@@ -272,25 +285,43 @@ const Preprocessor& PreprocessorOf(const OpenModel& model) {
 /// A picture becomes the model's input.
 void SetImage(const Decoded& picture, OpenSession* session) {
   const Preprocessor& preprocessor = PreprocessorOf(*session->model);
-  const std::vector<TensorView>& inputs = session->session.inputs();
-  const cv::Mat resized = preprocessor.Resized(picture, &session->buffers);
   const std::string& name = preprocessor.spec().input;
-  for (const TensorView& input : inputs) {
+  for (const TensorView& input : session->session.inputs()) {
     if (input.info->name != name) continue;
-    if (!preprocessor.Fits(resized, *input.info)) {
-      const TensorInfo info = preprocessor.InfoOf(resized);
-      throw ModelInputError("the preprocessing makes " + std::string(Name(info.dtype)) + " " +
-                                ToString(info.shape) + " of this image, input '" + name + "' is " +
-                                std::string(Name(input.info->dtype)) + " " +
-                                ToString(input.info->shape),
-                            "set resize and crop in the [preprocess] table so that they fit every "
-                            "photo");
-    }
-    preprocessor.ToTensor(resized, input.data);
+    ToInput(picture, preprocessor, input, &session->buffers);
     session->geometry = preprocessor.GeometryOf(picture.size.height, picture.size.width);
     return;
   }
   throw BundleError("preprocess.json: the model has no input '" + name + "'");
+}
+
+/// An image file becomes the model's input, and what stages look at; `decode` decodes it by a
+/// preprocessor.
+template <typename Decode>
+void SetFile(const Decode& decode, OpenSession* session) {
+  const Preprocessor& preprocessor = PreprocessorOf(*session->model);
+  const Decoded picture = decode(preprocessor);
+  SetImage(picture, session);
+  if (session->stages == nullptr) return;
+  const bool whole = picture.bgr.size() == picture.size;
+  session->photo = whole ? picture.bgr : decode(preprocessor.InFull()).bgr;
+}
+
+/// What a bundle with stages computes is what its results say: their memory is that of the outputs.
+void CheckOutputs(const OpenSession& session) {
+  if (session.stages == nullptr) return;
+  Refuse("a bundle with stages keeps no outputs: edgepack_session_results says what was found");
+}
+
+void Run(OpenSession* session) {
+  if (session->stages != nullptr && session->photo.empty()) {
+    throw ModelInputError("the bundle has stages, which look at pixels, and no image was set",
+                          "set an image before each run: tensors are for bundles of one model");
+  }
+  session->session.Run();
+  if (session->stages == nullptr) return;
+  session->finder.Find(session->session.outputs(), session->geometry, &session->found);
+  session->stages->Look(session->photo, std::nullopt, &session->found);
 }
 
 /// Pixels as CV_8UC3 in BGR.
@@ -388,8 +419,8 @@ edgepack_status edgepack_model_get_info(edgepack_model* model, edgepack_model_in
     const auto open = Open(model);
     edgepack_model_info found = {};
     found.name = open->model.name().c_str();
-    found.params_bytes = open->model.params_bytes();
-    found.arena_bytes = open->model.arena_bytes();
+    found.params_bytes = open->params_bytes;
+    found.arena_bytes = open->arena_bytes;
     found.inputs = static_cast<std::int32_t>(open->model.inputs().size());
     found.outputs = static_cast<std::int32_t>(open->model.outputs().size());
     found.labels = static_cast<std::int32_t>(open->bundle.labels.size());
@@ -451,6 +482,7 @@ edgepack_status edgepack_session_output(edgepack_session* session, int32_t index
                                         edgepack_tensor* tensor, edgepack_error* error) {
   return Guarded(error, [&] {
     const Held held(session);
+    CheckOutputs(*held.operator->());
     const TensorView& view = At(held->session.outputs(), index, "output");
     *Given(tensor, "tensor") = Describe(*view.info, view.data);
   });
@@ -466,6 +498,7 @@ edgepack_status edgepack_session_set_input(edgepack_session* session, int32_t in
     // A state may be given the output that it is.
     if (bytes > 0) std::memmove(view.data, Given(data, "data"), static_cast<std::size_t>(bytes));
     held->geometry.reset();
+    held->photo.release();
   });
 }
 
@@ -473,6 +506,7 @@ edgepack_status edgepack_session_get_output(edgepack_session* session, int32_t i
                                             uint64_t bytes, edgepack_error* error) {
   return Guarded(error, [&] {
     const Held held(session);
+    CheckOutputs(*held.operator->());
     const TensorView& view = At(held->session.outputs(), index, "output");
     CheckBytes(*view.info, "output", bytes);
     if (bytes > 0) std::memcpy(Given(data, "data"), view.data, static_cast<std::size_t>(bytes));
@@ -484,7 +518,7 @@ edgepack_status edgepack_session_set_image_file(edgepack_session* session, const
   return Guarded(error, [&] {
     const Held held(session);
     const std::filesystem::path file = Given(path, "path");
-    SetImage(PreprocessorOf(*held->model).Decode(file), held.operator->());
+    SetFile([&](const Preprocessor& by) { return by.Decode(file); }, held.operator->());
   });
 }
 
@@ -495,7 +529,8 @@ edgepack_status edgepack_session_set_image(edgepack_session* session, const void
     if (bytes > SIZE_MAX) Refuse("bytes is more than there is memory");
     const std::string_view file(static_cast<const char*>(Given(data, "data")),
                                 static_cast<std::size_t>(bytes));
-    SetImage(PreprocessorOf(*held->model).Decode(file, "(in memory)"), held.operator->());
+    SetFile([&](const Preprocessor& by) { return by.Decode(file, "(in memory)"); },
+            held.operator->());
   });
 }
 
@@ -507,6 +542,7 @@ edgepack_status edgepack_session_set_pixels(edgepack_session* session, const voi
     Given(pixels, "pixels");
     const cv::Mat bgr = CheckedPixels(*held->model, pixels, height, width, stride, format);
     SetImage(bgr, held.operator->());
+    if (held->stages != nullptr) held->photo = bgr.clone();
   });
 }
 
@@ -514,7 +550,7 @@ edgepack_status edgepack_session_run(edgepack_session* session, edgepack_error* 
   return Guarded(error, [&] {
     const Held held(session);
     try {
-      held->session.Run();
+      Run(held.operator->());
     } catch (const std::runtime_error& failed) {
       throw CallError(EDGEPACK_KERNEL_FAILED, failed.what());
     }
@@ -530,7 +566,9 @@ edgepack_status edgepack_session_results(edgepack_session* session, const char**
   return Guarded(error, [&] {
     const Held held(session);
     Given(json, "json");
-    held->finder.Find(held->session.outputs(), held->geometry, &held->found);
+    if (held->stages == nullptr) {
+      held->finder.Find(held->session.outputs(), held->geometry, &held->found);
+    }
     JsonWriter writer(std::move(held->results));
     WriteFound(held->found, &writer.BeginObject());
     held->results = writer.EndObject().Take();

@@ -177,7 +177,9 @@ EDGEPACK_EXPORT edgepack_status edgepack_session_set_pixels(edgepack_session* se
                                                             edgepack_pixels format,
                                                             edgepack_error* error);
 
-/* Computes the outputs of the inputs that were written. */
+/* Computes the outputs of the inputs that were written. If the bundle has stages, they look at the
+ * boxes in the image that was set: its results are all that is kept, there are no outputs to read,
+ * and a run without an image is answered with EDGEPACK_WRONG_INPUT. */
 EDGEPACK_EXPORT edgepack_status edgepack_session_run(edgepack_session* session,
                                                      edgepack_error* error);
 
@@ -188,9 +190,10 @@ EDGEPACK_EXPORT edgepack_status edgepack_session_reset(edgepack_session* session
                                                        edgepack_error* error);
 
 /* What the outputs say by the bundle's postprocessing, as JSON: the keys "top", "boxes",
- * "keypoints", "tensors", "areas" and "text" of `edgepack-run --json`. Coordinates are those of the
- * image that was set last, of the model's input if there was none or edgepack_session_set_input
- * came after it. The text lives until the next call of this function for the session, or its end.
+ * "keypoints", "tensors", "areas", "text" and "stages" of `edgepack-run --json`. Coordinates are
+ * those of the image that was set last, of the model's input if there was none or
+ * edgepack_session_set_input came after it. The text lives until the next call of this function for
+ * the session, or its end.
  */
 EDGEPACK_EXPORT edgepack_status edgepack_session_results(edgepack_session* session,
                                                          const char** json, edgepack_error* error);

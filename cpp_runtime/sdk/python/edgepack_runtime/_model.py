@@ -208,7 +208,9 @@ class Session:
         del keep
 
     def run(self) -> None:
-        """Compute the outputs of the inputs that were written."""
+        """Compute the outputs of the inputs that were written. Stages, if the bundle has some, look
+        at the boxes in the image that was set; what they say is in `results`, and no output is
+        kept."""
         call("session_run", self._open())
 
     def reset(self) -> None:
@@ -218,7 +220,8 @@ class Session:
 
     def results(self) -> dict[str, Any]:
         """What the outputs say by the bundle's postprocessing: "top", "boxes", "keypoints",
-        "tensors", "areas" or "text", as in `edgepack-run --json`."""
+        "tensors", "areas" or "text", as in `edgepack-run --json`. Boxes have "answers" if the
+        bundle has stages."""
         text = ctypes.c_char_p()
         call("session_results", self._open(), ctypes.byref(text))
         found: dict[str, Any] = json.loads(text.value or b"{}")

@@ -12,8 +12,8 @@
 #include <opencv2/core.hpp>
 
 #include "bundle_json.h"
-#include "live.h"
 #include "platform/opencv/decode.h"
+#include "platform/opencv/to_input.h"
 
 namespace edgepack {
 namespace {
@@ -137,17 +137,17 @@ std::unique_ptr<Stages> Stages::Load(const BundleFolder& bundle, std::optional<i
   return std::unique_ptr<Stages>(new Stages(std::move(stages)));
 }
 
-Session Stages::Begin(Model first) {
+Session Stages::Begin(Model first, ThreadPool* pool) {
   std::size_t bytes = first.arena_bytes();
   for (const auto& stage : stages_) bytes = std::max(bytes, stage->model.arena_bytes());
   const std::shared_ptr<const MemoryMap> arena = MakeArena(bytes);
   for (const auto& stage : stages_) {
-    stage->session.emplace(stage->model, &ThreadPool::Global(), arena);
+    stage->session.emplace(stage->model, pool, arena);
     stage->input = stage->session->inputs().front();
   }
   // What a state holds stays until the next inference.
   const bool shares = first.states().empty();
-  return Session(std::move(first), &ThreadPool::Global(), shares ? arena : nullptr);
+  return Session(std::move(first), pool, shares ? arena : nullptr);
 }
 
 void Stages::Choose(const StageSpec& spec, const Found& found, Found::Stage* stage) {

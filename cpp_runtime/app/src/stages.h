@@ -11,6 +11,7 @@
 #include <edgepack/postprocessor.h>
 #include <edgepack/preprocessor.h>
 #include <edgepack/session.h>
+#include <edgepack/thread_pool.h>
 
 #include "bundle.h"
 #include "found.h"
@@ -44,9 +45,9 @@ class Stages {
   /// Those of a bundle; null if it has none. Throws BundleError.
   static std::unique_ptr<Stages> Load(const BundleFolder& bundle, std::optional<int> top);
 
-  /// A session of the bundle's first model, and one for each stage. To be called once, before what
-  /// follows.
-  Session Begin(Model first);
+  /// A session of the bundle's first model, and one for each stage, whose loops `pool` runs. To be
+  /// called once, before what follows.
+  Session Begin(Model first, ThreadPool* pool = &ThreadPool::Global());
 
   [[nodiscard]] const std::vector<std::unique_ptr<Stage>>& all() const { return stages_; }
 
