@@ -415,6 +415,15 @@ def _of_this_machine() -> dict[str, Any]:
                 "proposed": {"type": "boolean"},
             }
         ),
+        "matrix": _object(
+            {
+                "include": _list(
+                    _object(
+                        dict.fromkeys(("project", "name", "board", "triple", "debian_arch"), _TEXT)
+                    )
+                )
+            }
+        ),
         "evaluate": {
             "anyOf": [
                 _object(

@@ -53,6 +53,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "many devices": {
         "fleet": "work on many devices, in waves: plan, deploy, status, rollback, trust",
         "publish": "put packages into a repository that devices update themselves from",
+        "matrix": "print the jobs of a CI: one for each project and board",
     },
     "signatures": {
         "keygen": "make a key that signs bundles, with ssh-keygen",

@@ -117,6 +117,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "edgepack publish model oci://registry.example/shop/flowers:v3",
         "edgepack publish apt repository --key packages@example.org --stop",
     ),
+    "matrix": (
+        "edgepack matrix --board rasp3b --board rasp4b-64",
+        "edgepack matrix --fleet fleet.toml --limit site=berlin",
+        "edgepack matrix doors/edgepack.toml parking/edgepack.toml",
+    ),
     "keygen": (
         "edgepack keygen release-key",
         "edgepack keygen release-key --principal releases@example.org",
