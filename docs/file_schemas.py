@@ -65,6 +65,8 @@ def project_samples() -> Iterator[_Values]:
         yield _of_stage(stage, preprocess={"resize": resize, "crop": side})
     yield {"project": {}, "preprocess": {"preset": "timm", "crop": side}}
     yield _of_stage(stage, preprocess={"preset": "timm"})
+    turned = {"align": "corners", "turned_by": {"stage": "a", "class": "1"}}
+    yield _of_stage({**stage, **turned}, preprocess={"preset": "timm"})
     step = {"scale": 1.0, "zero_point": 0}
     yield {"project": {}, "preprocess": {"dtype": "int8", "quantization": step}}
     exact = {"resize": {"mode": "exact", **side}}
@@ -229,7 +231,8 @@ def _is_read(values: _Values) -> bool:
 def project_schema() -> dict[str, Any]:
     """Of edgepack.toml."""
     schema = _Schema(taken_by(read_project, project_samples())).table("")
-    _with_presets(schema["properties"]["postprocess"]["anyOf"])
+    for tables in (schema, schema["properties"]["stage"]["items"]):
+        _with_presets(tables["properties"]["postprocess"]["anyOf"])
     return schema
 
 

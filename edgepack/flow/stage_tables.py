@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgepack.base.errors import perhaps
 from edgepack.base.tables import Table
 from edgepack.bundle.verified import DEFAULT_TOLERANCE
 from edgepack.compiler.precision import PRECISIONS
@@ -108,16 +107,6 @@ def take_stages(top: Table) -> tuple[Stage, ...]:
     for name in names:
         if names.count(name) > 1:
             raise top.fail("stage", f"two are called '{name}'", hint="give each its own `name`")
-    for index, stage in enumerate(stages):
-        turned = stage.turned_by
-        if turned is not None and turned.stage not in names[:index]:
-            raise top.fail(
-                f"stage[{index}].turned_by.stage",
-                f"no stage before this one is called '{turned.stage}'",
-                hint=perhaps(turned.stage, names[:index])
-                if index
-                else "put the table of the stage that says it before this one",
-            )
     return stages
 
 

@@ -173,7 +173,15 @@ def _turned(stage: Stage, before: Sequence[OpenStage]) -> tuple[int, int] | None
     if stage.turned_by is None:
         return None
     by, label = stage.turned_by.stage, stage.turned_by.label
-    number = next(i for i, opened in enumerate(before) if opened.stage.name == by)
+    names = [opened.stage.name for opened in before]
+    if by not in names:
+        raise ConfigError(
+            f"{stage.where}.turned_by.stage: no stage before this one is called '{by}'",
+            hint=perhaps(by, names)
+            if names
+            else "put the table of the stage that says it before this one",
+        )
+    number = names.index(by)
     opened = before[number]
     if not isinstance(opened.postprocess, Classes):
         raise ConfigError(
@@ -283,7 +291,7 @@ def choose(opened: OpenStage, boxes: Sequence[Box]) -> tuple[list[int], int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Crop:
+class PhotoCrop:
     """What is cut out of a photo (H, W, 3; uint8), and where: its upper left corner there if it is
     upright, else the warp."""
 
@@ -298,7 +306,7 @@ class Crop:
         return x + self.corner[0], y + self.corner[1]
 
 
-def cut_out(opened: OpenStage, photo: Pixels, box: Box) -> Crop:
+def cut_out(opened: OpenStage, photo: Pixels, box: Box) -> PhotoCrop:
     """The crop that the stage looks at; what earlier stages said of the box may turn it. Raises
     `ImageError` for one that cannot be straightened."""
     stage = opened.stage
@@ -306,13 +314,13 @@ def cut_out(opened: OpenStage, photo: Pixels, box: Box) -> Crop:
         height, width = photo.shape[:2]
         left, top, right, bottom = crop_of(box.box, stage.padding, height, width)
         pixels = np.ascontiguousarray(photo[top:bottom, left:right])
-        return Crop(pixels=pixels, corner=(left, top))
+        return PhotoCrop(pixels=pixels, corner=(left, top))
     if stage.align == "face":
         warp = warp_by_face(box.points, opened.side, padding=stage.padding)
     else:
         turned = _is_turned(opened, box)
         warp = warp_by_corners(box.points, padding=stage.padding, tall=stage.tall, turned=turned)
-    return Crop(pixels=warp.pixels(photo), warp=warp)
+    return PhotoCrop(pixels=warp.pixels(photo), warp=warp)
 
 
 def _is_turned(opened: OpenStage, box: Box) -> bool:
@@ -378,7 +386,7 @@ def _look(opened: OpenStage, reference: Reference, photo: Pixels, box: Box) -> R
     return _moved(opened.postprocess.run(tensors, geometry, opened.labels), crop)
 
 
-def _moved(found: Results, crop: Crop) -> Results:
+def _moved(found: Results, crop: PhotoCrop) -> Results:
     """Results in the pixels of a crop, in those of the photo."""
 
     def around(box: tuple[float, ...]) -> tuple[float, float, float, float]:

@@ -10,7 +10,7 @@ from edgepack.bundle.manifest import Health
 from edgepack.bundle.monitor import Monitoring
 from edgepack.bundle.service import Service
 from edgepack.flow.project import Quantizing, default_name, load_project, project_name, read_labels
-from edgepack.flow.stage_tables import Stage
+from edgepack.flow.stage_tables import Stage, TurnedBy
 from edgepack.postprocess.classes import Classes
 from edgepack.preprocess.spec import PreprocessSpec, Resize
 
@@ -108,6 +108,14 @@ resize = { mode = "exact", height = 8, width = 8 }
 [stage.postprocess]
 kind = "classes"
 top = 2
+[[stage]]
+name = "upright"
+model = "other.onnx"
+align = "corners"
+tall = 1.5
+turned_by = { stage = "breed", class = "cat", score = 0.75 }
+[stage.preprocess]
+resize = { mode = "exact", height = 8, width = 8 }
 """
 
 
@@ -162,12 +170,33 @@ def test_every_key(folder: Path) -> None:
             classes=("cat",),
             most=2,
             padding=0.5,
+            align="box",
+            tall=0,
+            turned_by=None,
             scores="raw",
             tolerance=0.01,
             precision="float16",
             shapes={"x": (1, 3, 8, 8)},
             preprocess=exact,
             postprocess=Classes(top=2),
+        ),
+        Stage(
+            where=f"{folder / 'edgepack.toml'}: stage[1]",
+            name="upright",
+            model=folder / "other.onnx",
+            labels=None,
+            classes=(),
+            most=8,
+            padding=0,
+            align="corners",
+            tall=1.5,
+            turned_by=TurnedBy(stage="breed", label="cat", score=0.75),
+            scores="softmax",
+            tolerance=1e-4,
+            precision="float32",
+            shapes={},
+            preprocess=exact,
+            postprocess=None,
         ),
     )
     assert project.need_board() == "pynq"

@@ -122,11 +122,6 @@ def _opened(folder: Path, **changes: Any) -> OpenStage:
         ({"align": "corners", "tall": -1.0}, "stage[0].tall: -1.0 is not from 0 to", None),
         ({"align": "corners", "turned_by": "breed"}, "stage[0].turned_by: 'breed' is not", None),
         (
-            {"align": "corners", "turned_by": {"stage": "breed", "class": "b"}},
-            "stage[0].turned_by.stage: no stage before this one is called 'breed'",
-            "before this one",
-        ),
-        (
             {"align": "corners", "turned_by": {"stage": "x", "class": "b", "score": 2.0}},
             "stage[0].turned_by.score: 2.0 is not from 0 to 1",
             None,
@@ -281,6 +276,10 @@ def test_crops_are_straightened_and_turned_by_what_an_earlier_stage_says(folder:
     [
         ('class = "180"', 'class = "half"', "stage[1].turned_by.class: the labels of stage 'way' "
          "have no class 'half'", None),
+        ('stage = "way"', 'stage = "ways"', "stage[1].turned_by.stage: no stage before this one is "
+         "called 'ways'", "way"),
+        ('scores = "raw"', 'turned_by = {stage = "text", class = "180"}',
+         "stage[0].turned_by.stage: no stage before this one is called 'text'", "before this one"),
         ('scores = "raw"', 'postprocess = {kind = "tensors"}', "stage[1].turned_by: stage 'way' "
          "gives no classes", "classes"),
     ],
