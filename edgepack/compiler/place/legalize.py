@@ -84,7 +84,9 @@ def _extreme_place(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
         def element(*at: tirx.Var) -> tuple[tirx.Expr, ...]:
             index = [*at[:axis], over, *at[axis + keeps :]]
-            return reducer((tirx.Cast(kind, over), tensor[tuple(index)]), axis=over)
+            found: tuple[tirx.Expr, ...]
+            found = reducer((tirx.Cast(kind, over), tensor[tuple(index)]), axis=over)
+            return found
 
         extents = [*shape[:axis], *([1] if keeps else []), *shape[axis + 1 :]]
         places, _ = te.compute(extents, element, name="best")
