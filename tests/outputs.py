@@ -121,6 +121,17 @@ def _rotated() -> tuple[np.ndarray, np.ndarray, list[Box]]:
     return rows, ends, _turned()
 
 
+def _over_the_edge() -> tuple[np.ndarray, list[Box]]:
+    """Rows with a box that is turned by a quarter of pi around the photo's upper left corner."""
+    side = 20.0
+    far = side / np.sqrt(2)
+    row = (0, 0, side, side, 0.75, 1, np.pi / 4)
+    points = ((0.0, -far), (far, 0.0), (0.0, far), (-far, 0.0))
+    return np.array([row]), [
+        Box(index=1, label="", score=0.75, box=(0, 0, far, far), points=points)
+    ]
+
+
 ANCHORS = (10.0, 13.0, 16.0, 30.0, 30.0, 23.0, 33.0, 60.0)
 
 
@@ -216,6 +227,7 @@ def _cases() -> list[Case]:
     with_masks = np.hstack([rows, np.random.default_rng(8).normal(0, 9, (len(rows), 5))])
     ends_with_masks = np.hstack([ends, np.full((20, 5), 7.0)])
     rotated, rotated_ends, turned = _rotated()
+    outside, partly_seen = _over_the_edge()
     for name, changes, tensor, found in (
         ("v8", {}, rows.T, boxes),
         ("v8-points-of-two", {"points": 2, "point_size": 2}, two_each.T, pointed),
@@ -223,6 +235,7 @@ def _cases() -> list[Case]:
         ("v8-rotated", {"rotated": True}, rotated.T, turned),
         ("end2end-masks", {"head": "end2end", "masks": 5}, ends_with_masks, list(BOXES)),
         ("end2end-rotated", {"head": "end2end", "rotated": True}, rotated_ends, turned),
+        ("end2end-at-the-edge", {"head": "end2end", "rotated": True}, outside, partly_seen),
         ("v8-relative", {"units": "relative"}, relative.T, boxes),
         ("v8-points", {"points": 2}, with_points.T, pointed),
         ("v5", {"head": "v5"}, first, boxes),

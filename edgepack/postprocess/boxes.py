@@ -72,6 +72,11 @@ class Boxes(PostprocessSpec):
         """Whether boxes have masks."""
         return False
 
+    @property
+    def is_rotated(self) -> bool:
+        """Whether the points of boxes are their corners, which may lie beside the photo."""
+        return False
+
     def without_masks(self) -> Self:
         """The same without them: they take a second or more for each photo."""
         return self
@@ -94,6 +99,7 @@ class Boxes(PostprocessSpec):
         (at,) = np.nonzero((found.scores >= self.score) & finite)
         order = at[np.argsort(-found.scores[at], kind="stable")][:MOST_CANDIDATES]
         geometry = geometry or Geometry.same(*self.size)
+        place = geometry.place if self.is_rotated else geometry.point
         masks = self.prototypes(tensors, geometry)
         room = MOST_BYTES
         boxes = []
@@ -112,7 +118,7 @@ class Boxes(PostprocessSpec):
                         label=label_of(index, labels),
                         score=float(found.scores[i]),
                         box=(left, top, right, bottom),
-                        points=tuple(geometry.point(x, y) for x, y in found.points[i].tolist()),
+                        points=tuple(place(x, y) for x, y in found.points[i].tolist()),
                         mask=mask if room >= 0 else None,
                     )
                 )

@@ -70,6 +70,10 @@ class Yolo(Boxes):
     masks: int = 0
     rotated: bool = False
 
+    @property
+    def is_rotated(self) -> bool:
+        return self.rotated
+
     @classmethod
     def read(cls, table: Table) -> Self:
         head = table.take_choice("head", HEADS, "v8")

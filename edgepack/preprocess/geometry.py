@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_FAR = 1e6  # pixels: a point is no farther
+
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
@@ -28,6 +30,11 @@ class Geometry:
 
     def point(self, x: float, y: float) -> tuple[float, float]:
         """The point (x, y) of the tensor in the photo; what lies beside it is moved to its edge."""
+        source_x, source_y = self.place(x, y)
+        return min(max(source_x, 0.0), self.width), min(max(source_y, 0.0), self.height)
+
+    def place(self, x: float, y: float) -> tuple[float, float]:
+        """The point (x, y) of the tensor in pixels of the photo, in it or beside it."""
         source_x = (x + self.left) * self.width / self.scaled_width
         source_y = (y + self.top) * self.height / self.scaled_height
-        return min(max(source_x, 0.0), self.width), min(max(source_y, 0.0), self.height)
+        return min(max(source_x, -_FAR), _FAR), min(max(source_y, -_FAR), _FAR)

@@ -26,6 +26,9 @@ struct Geometry {
 
   /// A point of the tensor in the photo; what lies beside it is moved to its edge.
   [[nodiscard]] Point Source(Point point) const;
+
+  /// A point of the tensor in pixels of the photo, in it or beside it.
+  [[nodiscard]] Point Place(Point point) const;
 };
 
 }  // namespace edgepack

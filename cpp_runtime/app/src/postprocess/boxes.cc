@@ -185,7 +185,9 @@ void Candidates::Select(const Geometry& geometry, bool suppress, std::vector<Box
     if (!(box.low.x < box.high.x && box.low.y < box.high.y)) continue;  // it lies beside the photo
     if (points > 0) box.points = TakePoints(&buffers_.spare);
     for (std::size_t i = 0; i < points; ++i) {
-      box.points.push_back(geometry.Source(buffers_.points[candidate.first_point + i]));
+      const Point point = buffers_.points[candidate.first_point + i];
+      // At the photo's edge the corners would no longer be those of a turned box.
+      box.points.push_back(spec_.rotated ? geometry.Place(point) : geometry.Source(point));
     }
     boxes->push_back(std::move(box));
     buffers_.instances.cells.push_back(candidate.cell);

@@ -72,10 +72,16 @@ void FindInPixels(const PostprocessSpec& spec, const std::vector<Floats>& tensor
 }  // namespace
 
 Point Geometry::Source(Point point) const {
+  const Point at = Place(point);
+  return {std::min(std::max(at.x, 0.0), static_cast<double>(width)),
+          std::min(std::max(at.y, 0.0), static_cast<double>(height))};
+}
+
+Point Geometry::Place(Point point) const {
+  constexpr double kFar = 1e6;
   const double x = (point.x + left) * width / scaled_width;
   const double y = (point.y + top) * height / scaled_height;
-  return {std::min(std::max(x, 0.0), static_cast<double>(width)),
-          std::min(std::max(y, 0.0), static_cast<double>(height))};
+  return {std::min(std::max(x, -kFar), kFar), std::min(std::max(y, -kFar), kFar)};
 }
 
 bool IsVector(const Shape& shape) {

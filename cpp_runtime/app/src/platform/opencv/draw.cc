@@ -95,6 +95,8 @@ std::string Caption(const Score& score, std::optional<std::string_view> label) {
 }
 
 void DrawPoint(Point point, const Color& color, cv::Mat* image) {
+  // A corner of a turned box may be anywhere.
+  if (!(point.x >= 0 && point.x <= image->cols && point.y >= 0 && point.y <= image->rows)) return;
   const int line = Scale(*image).line;
   const int side = 2 * line + 1;
   Fill({Whole(point.x) - line, Whole(point.y) - line, side, side}, color, image);
