@@ -111,12 +111,10 @@ def document(found: Result) -> dict[str, object]:
     values["untouched"] = [
         {"layer": layer, "operator": operator} for layer, operator in found.untouched
     ]
-    return values
+    return {**values, "warning": found.warning}
 
 
 def _lines(found: Result, out: Path) -> list[str]:
-    from edgepack.quantization.quantize import FEW
-
     lines = [
         f"{out}: {megabytes(out.stat().st_size)}",
         f"calibrated on {format_count(found.calibrated, 'photo')}, validated on "
@@ -135,8 +133,8 @@ def _lines(found: Result, out: Path) -> list[str]:
     worst = sorted(found.layers, key=lambda one: one.snr_db)[:_SHOWN]
     rows = [(short_name(one.tensor), one.operator, f"{one.snr_db:.1f}") for one in worst]
     lines += ["", table(rows, ("WORST TENSORS", "OPERATOR", "SNR DB"))]
-    if found.calibrated < FEW or found.judged < FEW:
-        lines += ["", f"few photos: below {FEW}, ranges and shares are rough"]
+    if found.warning:
+        lines += ["", found.warning]
     return lines
 
 

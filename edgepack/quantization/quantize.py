@@ -80,6 +80,18 @@ class Result(Tabular):
     untouched: tuple[tuple[str, str], ...]
     ranges: tuple[TensorRange, ...] = field(default=(), repr=False)
 
+    @property
+    def warning(self) -> str:
+        """What is to be said of too few photos; empty if there are enough."""
+        if self.calibrated == 1:
+            return (
+                "one photo is too few to calibrate on: what is larger in others is cut off; give "
+                "some dozens that show what the camera will see"
+            )
+        if self.calibrated < FEW or self.judged < FEW:
+            return f"few photos: below {FEW}, ranges and shares are rough"
+        return ""
+
     def rows(self) -> list[dict[str, Any]]:
         """The tensors: how far each is above its error."""
         return [asdict(one) for one in self.layers]

@@ -322,6 +322,17 @@ def test_the_command_writes_a_model_and_says_how_good_it_is(
     text = capsys.readouterr().out
     assert "calibrated on 6 photos" in text
     assert "few photos" in text
+    assert said["warning"] == text.splitlines()[-1]
+
+
+def test_one_photo_is_too_few(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "one").mkdir()
+    (project / "photos" / "0.png").replace(project / "one" / "0.png")
+    words = ["--images", "one", "--judge", "photos", "--html", "q.html"]
+    assert main(["quantize", *words, "--cache-dir", "kept"]) == 0
+    (line,) = (one for one in capsys.readouterr().out.splitlines() if "too few" in one)
+    assert line.startswith("one photo is too few to calibrate on: ")
+    assert line.split(";")[0] in (project / "q.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ def quantize_page(found: Result, title: str) -> Html:
         title,
         page.verdict(agreement_text(found.agreement)),
         page.facts(said),
+        page.paragraph(found.warning) if found.warning else Html(),
         page.section("In float", page.table(left, header, (False, True, True))) if left else Html(),
         page.section("Stays float", page.table(found.untouched, ("layer", "operator")))
         if found.untouched
