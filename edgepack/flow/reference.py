@@ -276,7 +276,8 @@ def _nearby(array: Array, random: np.random.RandomState) -> Array:
         return array
     largest = max(1.0, float(np.abs(array[np.isfinite(array)]).max(initial=0.0)))
     noise = random.standard_normal(array.shape) * largest * _ONE_PART
-    return np.asarray(array + noise, array.dtype)
+    with np.errstate(over="ignore"):  # what is near a type's limit may be beyond it
+        return np.asarray(array + noise, array.dtype)
 
 
 # A float32 has 24 bits, and a first layer adds up tens to hundreds of products.

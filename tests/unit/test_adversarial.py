@@ -27,6 +27,7 @@ from edgepack.flow.adversarial import (
     kinds,
     odd_cases,
     other_kind,
+    rounds_no_number,
 )
 from edgepack.flow.reference import golden_inputs
 from edgepack.model import LoadedModel, ModelSpec, read_model
@@ -112,6 +113,20 @@ def test_kinds() -> None:
     assert found is not None
     assert found.startswith("3 values are of another kind, at (1,) 0.0 instead of nan")
     assert other_kind(-values, values) is not None
+
+
+def test_what_no_number_becomes_as_an_integer_is_open(tmp_path: Path) -> None:
+    b = Builder()
+    large = b.op("Mul", "x", b.const(np.float32(2)))
+    b.op("Cast", b.op("Cast", large, to=onnx.TensorProto.INT32), to=1, outputs=["y"])
+    b.op("Not", b.op("Cast", "x", to=onnx.TensorProto.BOOL), outputs=["z"])
+    types = {"z": onnx.TensorProto.BOOL}
+    file = b.save(tmp_path / "m.onnx", {"x": [3]}, {"y": [3], "z": [3]}, types)
+    model = read_model(ModelSpec(path=file))
+    for value, is_open in ((1.0, False), (3e38, True), (np.nan, True)):
+        assert rounds_no_number(model, [np.array([0, value, -4], np.float32)]) == is_open
+    plain = _model(tmp_path, _half)
+    assert not rounds_no_number(plain, [np.full((2, 5), np.inf, np.float32)])
 
 
 def _compare(
