@@ -82,7 +82,9 @@ def read_photos(preprocess: PreprocessSpec, images: Path, judge: Path | None) ->
     if not kept or not others:
         raise CalibrationError(
             f"{images}: {len(kept)} of {len(found)} photos are left to calibrate on",
-            hint="give some dozens, and others to validate on: --judge DIR",
+            hint="give some dozens, and others to validate on: --judge DIR"
+            if judge is None
+            else f"those that are in {judge} as well are validated on only",
         )
     return Photos(
         calibration=tuple(preprocess.load(path) for path in kept.values()),

@@ -282,7 +282,7 @@ def test_bytes_that_are_others(
         return done
 
     monkeypatch.setattr(oci, "run_skopeo", lying)
-    with pytest.raises(SourceError, match="what arrived is not what the artefact lists"):
+    with pytest.raises(SourceError, match="what was fetched is not what the artefact lists"):
         local_model(address)
     monkeypatch.setattr(oci, "run_skopeo", real)
     assert local_model(address).is_file()  # nothing of it was kept

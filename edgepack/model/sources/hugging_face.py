@@ -182,7 +182,7 @@ def _check(file: Path, name: str, where: str) -> None:
         good = digest.hexdigest() == name
     if not good:
         raise SourceError(
-            f"{where}: what arrived is not what the repository lists", hint="fetch it again"
+            f"{where}: what was fetched is not what the repository lists", hint="fetch it again"
         )
 
 

@@ -178,7 +178,7 @@ def find(name: str) -> tuple[ModelSource, str, Callable[[Path], Sequence[Path]]]
         with _told(uri):
             at = Path(mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=str(got)))
         if not at.resolve().is_relative_to(got.resolve()):
-            raise SourceError(f"{uri}: what arrived lies elsewhere: {at}")
+            raise SourceError(f"{uri}: what was fetched lies elsewhere: {at}")
         links = [one for one in got.rglob("*") if one.is_symlink()]
         if links:
             raise SourceError(f"{uri}: links are in it: {links[0].relative_to(got)}")

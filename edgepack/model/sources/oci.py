@@ -110,7 +110,7 @@ def find(name: str) -> Wanted:
         for file, layer in files.items():
             blob = got / layer.digest.removeprefix("sha256:")
             if blob.is_symlink() or not blob.is_file() or sha256_of(blob) != blob.name:
-                raise SourceError(f"{uri}: {file}: what arrived is not what the artefact lists")
+                raise SourceError(f"{uri}: {file}: what was fetched is not what the artefact lists")
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             # Two files may be equal.
             shutil.copyfile(blob, folder / file)
