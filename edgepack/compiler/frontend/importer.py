@@ -66,7 +66,8 @@ def import_model(
 ) -> tvm.IRModule:
     """A Relax module whose `main` takes the model's inputs in order, weights as constants.
 
-    What is written as loops right here, recurrent layers, suits `cpu` best, if that is known.
+    What is written as loops right here, recurrent layers and samples of images, suits `cpu`;
+    without one it suits any, or is left to TVM.
 
     What `leave` says of a quantised model stays float. Behind its outputs come the counts that
     `bounds_of` tells of. Raises `ImportModelError`,

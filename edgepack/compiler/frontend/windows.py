@@ -14,6 +14,7 @@ from edgepack.compiler.errors import UnsupportedFormError
 from edgepack.compiler.frontend.arithmetic import dtype_of, shape_of
 from edgepack.compiler.frontend.conversions import Node
 from edgepack.compiler.frontend.positions import Reach
+from edgepack.kernels.whole.sampling import Sampling
 
 
 def space_to_depth(node: Node) -> relax.Expr | None:
@@ -78,7 +79,44 @@ def grid_sample(node: Node) -> relax.Expr | None:
         grid = node.emit(relax.op.where(relax.const(is_single), first, grid))
         for axis in single:
             data = node.emit(relax.op.concat([data, data], axis))
-    return node.by_tvm([data, grid])
+    sampled = _sampled(node, data, grid)
+    return node.by_tvm([data, grid]) if sampled is None else sampled
+
+
+# Channels from which on they are worth lying side by side.
+_FEWEST_TO_TURN = 4
+
+
+def _sampled(node: Node, data: relax.Expr, grid: relax.Expr) -> relax.Expr | None:
+    """An image sampled by a kernel of ours; None for what that does not do, and where no CPU is
+    known: a GPU takes TVM's."""
+    batch, channels, *size = shape_of(data)
+    mode = {b"bilinear": "linear", b"linear": "linear", b"nearest": "nearest"}.get(
+        node.attributes.get("mode", b"linear")
+    )
+    if len(size) != 2 or mode is None or dtype_of(data) != "float32":
+        return None
+    if channels < _FEWEST_TO_TURN or not node.cpu.isa:
+        return None
+    _, rows, columns, _ = shape_of(grid)
+    layer = Sampling(
+        batch=batch,
+        channels=channels,
+        height=size[0],
+        width=size[1],
+        places=rows * columns,
+        mode=mode,
+        padding=node.attributes.get("padding_mode", b"zeros").decode(),
+        align_corners=bool(node.attributes.get("align_corners", 0)),
+        cpu=node.cpu,
+    )
+    if not math.prod((*shape_of(data), *layer.result)):
+        return None
+    turned = node.emit(relax.op.permute_dims(data, [0, 2, 3, 1]))
+    places = node.emit(relax.op.reshape(grid, [batch, rows * columns, 2]))
+    (made,) = node.call("sample", layer.function(), [turned, places], [(layer.result, "float32")])
+    turned = node.emit(relax.op.permute_dims(made, [0, 2, 1]))
+    return relax.op.reshape(turned, [batch, channels, rows, columns])
 
 
 # Of a window with more points the largest of a row's are looked for first, then of a column's.

@@ -29,7 +29,6 @@ from edgepack.compiler.gpu.transfers import find_copies
 from edgepack.compiler.place import lower
 from edgepack.compiler.precision import Precision
 from edgepack.gpus import Gpu
-from edgepack.kernels.tiles.cpu import cpu_model
 
 
 class GpuModelError(ModelError):
@@ -78,7 +77,7 @@ def plan_model(model: CheckedModel, board: Board, gpu: Gpu, precision: Precision
         apart.at("looking for what half precision has no room for")
         found = ranges.find(widen(model.expanded), precision.samples, computes=False)
         precision = replace(precision, exact={**found.exact, **precision.exact})
-    imported = importer.import_model(model, refuse, cpu_model(target))
+    imported = importer.import_model(model, refuse)
     bounds = importer.bounds_of(imported)
     lowered = _lowered(imported, model, target, gpu, precision)
     apart.at("laying out its memory")
