@@ -38,6 +38,7 @@ _COLUMNS = {
     "again_cpu_s": "CPU of another version, s",
     "arena_mb": "arena, MB",
     "arena_ratio": "over two neighbours",
+    "alive_ratio": "over what is alive",
     "params_mb": "parameters, MB",
     "params_ratio": "over the model's",
 }
@@ -70,6 +71,7 @@ def measure(models: Sequence[str], progress: Progress) -> None:
             "again_cpu_s": again_cpu_s,
             "arena_mb": compiled.arena_bytes / 1e6,
             "arena_ratio": compiled.arena_bytes / neighbours(onnx.load(model.path)),
+            "alive_ratio": compiled.arena_bytes / alive(onnx.load(model.path)),
             "params_mb": compiled.params_bytes / 1e6,
             "params_ratio": compiled.params_bytes / _weights(onnx.load(model.path)),
         }
@@ -117,6 +119,53 @@ def neighbours(model: onnx.ModelProto) -> int:
 
     Nodes that compute by element are left out, and views: those need not have two.
     """
+    sizes = _sizes(model)
+    return max(
+        max(sizes.get(name, 0) for name in node.input) + sum(sizes[name] for name in node.output)
+        for node in model.graph.node
+        if node.op_type not in _BY_ELEMENT and node.op_type not in _VIEWS and node.input
+    )
+
+
+def alive(model: onnx.ModelProto) -> int:
+    """The largest sum of bytes of tensors that are alive at once, in the order of the nodes.
+
+    Inputs are alive from the start, outputs to the end. A view is the tensor that it is of; a node
+    that computes by element writes over an operand as large as its result that nobody reads later.
+    """
+    sizes, nodes, end = _sizes(model), model.graph.node, len(model.graph.node)
+    last = {name: number for number, node in enumerate(nodes) for name in node.input}
+    last |= {value.name: end for value in model.graph.output}
+    # The memory that a tensor is in, by the name of the first one there, and who still needs it.
+    place = {value.name: value.name for value in model.graph.input if value.name in sizes}
+    needed = {name: {name} for name in place}
+    most = 0
+    for number, node in enumerate(nodes):
+        for name in filter(None, node.output):
+            views = node.input[:1] if node.op_type in _VIEWS else []
+            over = [
+                operand
+                for operand in (node.input if node.op_type in _BY_ELEMENT else [])
+                if sizes.get(operand) == sizes[name]
+                and all(last.get(other, -1) <= number for other in needed.get(place[operand], ()))
+            ]
+            shared = [place[item] for item in (*views, *over) if item in place]
+            place[name] = shared[0] if shared else name
+            needed.setdefault(place[name], set()).add(name)
+        most = max(most, sum(sizes[first] for first in needed))
+        for name in [*node.input, *node.output]:
+            if name in place and last.get(name, -1) <= number:
+                needed.get(place[name], set()).discard(name)
+                if not needed.get(place[name], {name}):
+                    del needed[place[name]]
+    return most
+
+
+_VIEWS = ("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+
+
+def _sizes(model: onnx.ModelProto) -> dict[str, int]:
+    """Bytes of each tensor that is no constant."""
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
     sizes: dict[str, int] = {}
     for value in (*inferred.input, *inferred.value_info, *inferred.output):
@@ -125,12 +174,7 @@ def neighbours(model: onnx.ModelProto) -> int:
         sizes[value.name] = width * math.prod(dim.dim_value for dim in kind.shape.dim)
     for tensor in inferred.initializer:  # of old models, inputs as well
         sizes.pop(tensor.name, None)
-    views = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
-    return max(
-        max(sizes.get(name, 0) for name in node.input) + sum(sizes[name] for name in node.output)
-        for node in inferred.node
-        if node.op_type not in _BY_ELEMENT and node.op_type not in views and node.input
-    )
+    return sizes
 
 
 def _weights(model: onnx.ModelProto) -> int:

@@ -320,6 +320,22 @@ def test_the_two_largest_neighbours_of_a_network() -> None:
     assert compiling.neighbours(model) == 4 * 8 * 8 * (16 + 4)
 
 
+def test_what_is_alive_at_once_in_a_network_of_branches() -> None:
+    """The shortcut lies beside what a convolution reads and writes; sums and views take nothing."""
+    net = Network("branches", size=8)
+    shortcut = net.relu(net.conv(net.input, "first", 16, kernel=3))
+    x = net.relu(net.conv(shortcut, "second", 16, kernel=3))
+    x = net.plus(net.conv(x, "third", 16, kernel=3), shortcut)
+    model = net.finish(net.reshape(x, 1, 16 * 8 * 8))
+    assert compiling.alive(model) == 4 * 8 * 8 * 3 * 16
+    assert compiling.neighbours(model) == 4 * 8 * 8 * 2 * 16
+    # The input is alive to its last reader, an operand that is read later is not written over.
+    net = Network("late", size=8)
+    kept = net.conv(net.input, "conv", 8)
+    x = net.concat(net.relu(kept), kept, net.input)
+    assert compiling.alive(net.finish(x)) == 4 * 8 * 8 * (3 + 8 + 8 + 19)
+
+
 def test_worker_process_answers_and_says_why_it_ended(tmp_path: Path) -> None:
     script = tmp_path / "fake.py"
     script.write_text(
