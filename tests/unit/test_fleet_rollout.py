@@ -197,14 +197,22 @@ def test_a_bug_is_raised_after_those_under_way_have_ended() -> None:
 def test_stop_waits_for_those_under_way() -> None:
     stop = Stop()
     work, log = FakeWork(pause_s=0.01), Log()
-    work.before_end = lambda device: setattr(stop, "asked", stop.asked or device.name == "d00004")
+    begun: list[int] = []
+
+    def ask(device: FleetDevice) -> None:
+        if device.name == "d00004":
+            stop.asked = True
+            begun.append(len(work.begun))
+
+    work.before_end = ask
     settings = Settings(canary=Share(value=0), parallel=3)
     result = roll_out(make_plan(devices(100), settings), settings, work, log, stop=stop)
     assert (result.status, result.reason) == ("interrupted", "interrupted")
     assert log.events.count("stopping") == 1
     assert work.running == 0
     assert {outcome.device for outcome in log.outcomes} == set(work.begun)
-    assert len(work.begun) < 10
+    # Each of the three may have been on its way to one more.
+    assert len(work.begun) <= begun[0] + 3
 
 
 def test_a_stop_that_comes_too_late_changes_nothing() -> None:
