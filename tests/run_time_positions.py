@@ -224,6 +224,15 @@ CASES = [
         for kind, gates in (("LSTM", 4), ("GRU", 3), ("RNN", 1))
     ),
     Positions(
+        operator="TopK",
+        inputs=[floats(4, 6), whole([6])],
+        input=1,
+        low=0,
+        high=6,
+        known="K",
+        outputs=(FLOAT, INT64),
+    ),
+    Positions(
         operator="MaxUnpool",
         inputs=[floats(1, 1, 2, 2), whole([[[[0, 3], [9, 14]]]])],
         input=1,
@@ -368,7 +377,7 @@ CASES = [
 _POSITIONS = """
 Gather indices; GatherElements indices; GatherND indices; Scatter indices; ScatterElements indices;
 ScatterND indices; TensorScatter write_indices; ReverseSequence sequence_lens; LSTM sequence_lens;
-GRU sequence_lens; RNN sequence_lens; MaxUnpool I; RoiAlign batch_indices;
+GRU sequence_lens; RNN sequence_lens; MaxUnpool I; RoiAlign batch_indices; TopK K;
 ai.onnx.ml::ArrayFeatureExtractor Y
 """
 _NUMBERS = """
@@ -384,7 +393,7 @@ ReduceL2 axes; ReduceLogSum axes; ReduceLogSumExp axes; ReduceMax axes; ReduceMe
 ReduceMin axes; ReduceProd axes; ReduceSum axes; ReduceSumSquare axes; Reshape shape; Resize sizes;
 STFT frame_step frame_length; SequenceAt position; SequenceErase position; SequenceInsert position;
 Slice starts ends axes steps; Split split; SplitToSequence split; Squeeze axes; Tile repeats;
-TopK K; Trilu k; Unsqueeze axes
+Trilu k; Unsqueeze axes
 """
 KINDS: dict[str, dict[str, str]] = {}
 for _kind, _text in (("position", _POSITIONS), ("number", _NUMBERS), ("constant", _CONSTANTS)):

@@ -34,6 +34,16 @@ def _in_groups(
     return weight is not None and list(weight[:2]) != [groups, 1]
 
 
+def _to_integers(
+    node: Any, attributes: Mapping[str, Any], _shapes: Mapping[str, Sequence[int]]
+) -> bool:
+    from onnx import helper
+
+    if node.op_type != "Cast":
+        return bool(node.op_type == "CastLike")
+    return bool(helper.tensor_dtype_to_np_dtype(attributes["to"]).kind in "iu")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
     """An operator in a form that is read in two ways.
@@ -191,11 +201,19 @@ MEANINGS: Sequence[Meaning] = (
         of_nan=_any_of("QuantizeLinear", "DynamicQuantizeLinear"),
     ),
     Meaning(
-        operator="Cast",
+        operator="Cast, CastLike",
+        form="floats to int4 and uint4",
+        onnx="cuts off what is behind the point, as to any integer",
+        onnxruntime="rounds, halves away from 0",
+        taken=ONNX,
+    ),
+    Meaning(
+        operator="Cast, CastLike",
         form="floats that the integer's type does not hold, NaN",
         onnx="undefined",
         onnxruntime="by the CPU's instructions: of int32 the least on x86-64, the nearest on ARM",
         taken="by the CPU's instructions, too",
+        of_nan=_to_integers,
     ),
     Meaning(
         operator="Div, Mod",
@@ -229,12 +247,15 @@ def as_meant(proto: Any) -> Any:
 
 
 def _with_deviations(proto: Any) -> Any:
-    """The model with MeanVarianceNormalization written out: what elements are off their mean, over
-    the root of its squares' mean and 1e-9."""
+    """The model with what onnxruntime has to do in other words: MeanVarianceNormalization written
+    out, and casts to 4 bits by way of 8."""
     from edgepack.model import walk_nodes
     from edgepack.model.structure import subgraphs
 
-    if not any(node.op_type == _NORMALIZATION for node in walk_nodes(proto.graph)):
+    operators = {node.op_type for node in walk_nodes(proto.graph)}
+    if not operators & {_NORMALIZATION, "CastLike"} and not any(
+        _is_to_4_bits(node, {}) for node in walk_nodes(proto.graph)
+    ):
         return proto
     changed = type(proto)()
     changed.CopyFrom(proto)
@@ -243,18 +264,41 @@ def _with_deviations(proto: Any) -> Any:
     graphs = [changed.graph]
     while graphs:
         graph = graphs.pop()
-        nodes = [
-            made
-            for node in graph.node
-            for made in (
-                _written_out(node, version, kinds) if node.op_type == _NORMALIZATION else [node]
-            )
-        ]
+        nodes: list[Any] = []
+        for node in graph.node:
+            if node.op_type == _NORMALIZATION:
+                nodes += _written_out(node, version, kinds)
+            elif _is_to_4_bits(node, kinds):
+                nodes += _by_8_bits(node)
+            else:
+                nodes.append(node)
         copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
         del graph.node[:]
         graph.node.extend(copies)
         graphs += [inner for node in graph.node for inner in subgraphs(node)]
     return changed
+
+
+def _is_to_4_bits(node: Any, kinds: Mapping[str, int]) -> bool:
+    from onnx import TensorProto
+
+    to = 0
+    if node.op_type == "Cast":
+        to = next((item.i for item in node.attribute if item.name == "to"), 0)
+    elif node.op_type == "CastLike":
+        to = kinds.get(node.input[1], 0)
+    return to in (TensorProto.INT4, TensorProto.UINT4)
+
+
+def _by_8_bits(node: Any) -> list[Any]:
+    """A cast of what was cut off to int8 before, whose lowest bits are the same."""
+    from onnx import TensorProto, helper
+
+    between = f"{node.output[0]}/int8"
+    last = type(node)()
+    last.CopyFrom(node)
+    last.input[0] = between
+    return [helper.make_node("Cast", node.input[:1], [between], to=TensorProto.INT8), last]
 
 
 _NORMALIZATION = "MeanVarianceNormalization"

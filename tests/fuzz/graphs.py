@@ -50,6 +50,8 @@ class Drawn:
     due: Sequence[np.ndarray]
     # Outputs that follow from a NaN in an operator where that is a choice.
     chosen: frozenset[str] = frozenset()
+    # How many times the last bits of float32 it may be off.
+    times: float = 1.0
 
     @property
     def operators(self) -> str:
@@ -149,12 +151,12 @@ def compared(case: Drawn, got: Sequence[np.ndarray]) -> tuple[str, str]:
     types = [(a.dtype, a.shape) for a in got], [(b.dtype, b.shape) for b in case.due]
     if types[0] != types[1]:
         return "type", f"{types[0]} for {types[1]}"
-    wrong = differences(got, case.due, case.due)
+    wrong = differences(got, case.due, case.due, case.times)
     if not wrong:
         return "same", ""
     free = [value.name not in case.chosen for value in case.model.graph.output]
     mine, due = (list(itertools.compress(values, free)) for values in (got, case.due))
-    if not differences(mine, due, due):
+    if not differences(mine, due, due, case.times):
         return "chosen", wrong
     return ("unsteady" if is_unsteady(case, got) else "different"), wrong
 

@@ -81,6 +81,20 @@ def test_equal_elements_have_no_deviation(tmp_path: Path, opset: int, kind: str)
         np.testing.assert_allclose(made, [[[0] * 4, row]], rtol=1e-3, atol=0)
 
 
+@pytest.mark.parametrize("operator", ["Cast", "CastLike"])
+def test_a_cast_to_4_bits_cuts_off_what_is_behind_the_point(tmp_path: Path, operator: str) -> None:
+    """As ONNX has it of integers; onnxruntime rounds."""
+    cast = "Cast<to=22>(x)" if operator == "Cast" else "CastLike(x, like)"
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : 21]>
+        g (float[8] x) => (float[8] y) <int4[1] like = {{1}}> {{ c = {cast} y = Cast<to=1>(c) }}"""
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    data = np.array([0.5, 0.9, 1.5, 7.6, -0.6, -2.5, -7.9, 3.0], "float32")
+    ((made,),) = model_outputs(tmp_path / "m.onnx", model, [[data]])
+    assert made.tolist() == np.trunc(data).tolist()
+
+
 def test_an_opset_that_cannot_be_made_newer_is_named(tmp_path: Path) -> None:
     node = onnx.helper.make_node("Loop", ["", "c", "x"], ["y"], body=_body())
     graph = onnx.helper.make_graph(

@@ -45,10 +45,13 @@ class Node:
         list[relax.Expr],
     ]
 
-    def positions(self, given: relax.Expr, limits: Sequence[Reach], name: str) -> relax.Expr:
+    def positions(
+        self, given: relax.Expr, limits: Sequence[Reach], name: str, title: str = ""
+    ) -> relax.Expr:
         """Positions that come at run time, in the last axis one for each of `limits`, all of them
         within, and counted from 0 where they may count from the end: at any other one the model
-        ends with an error that names the operator's input `name`."""
+        ends with an error that names the input `name` of the operator, or of another one's
+        `title`."""
         if isinstance(given, tvm.ir.GenericConst):
             values = given.value.numpy()
             _check_constant(values, limits, name)
@@ -61,7 +64,7 @@ class Node:
         if "int" in kind and kind not in ("int32", "int64"):
             given, kind = self.emit(relax.op.astype(given, "int64")), "int64"
         kernel = positions.compare_positions(
-            shape, kind, limits, f"{self.title}: its input '{name}'"
+            shape, kind, limits, f"{title or self.title}: its input '{name}'"
         )
         return self.call("positions", kernel, [given], [(shape, kind)])[0]
 
@@ -93,7 +96,9 @@ _BY_WAY_OF = {
 
 def is_static(ty: relax.TensorType) -> bool:
     """Whether all extents of a tensor are numbers."""
-    return ty.shape is not None and all(isinstance(dim, tvm.tirx.IntImm) for dim in ty.shape)
+    return isinstance(ty.shape, relax.ShapeExpr) and all(
+        isinstance(dim, tvm.tirx.IntImm) for dim in ty.shape
+    )
 
 
 def cast(node: Node) -> relax.Expr | None:

@@ -160,10 +160,11 @@ OPERATORS: Mapping[str, Operator] = {
     "Binarizer": Operator(domain=_CLASSIC, convert=classic.binarizer),
     "BitCast": Operator(convert=conversions.bit_cast),
     "BitShift": Operator(convert=conversions.bit_shift),
-    # What `fix_sizes` puts in the place of NonMaxSuppression, NonZero and Unique.
+    # What `fix_sizes` puts in the place of NonMaxSuppression, NonZero and Unique, and before TopK.
     "BoundedNonMaxSuppression": Operator(domain=DOMAIN, convert=selection.non_max_suppression),
     "BoundedNonZero": Operator(domain=DOMAIN, convert=selection.nonzero),
     "BoundedPlaces": Operator(domain=DOMAIN, convert=selection.places),
+    "BoundedSize": Operator(domain=DOMAIN, convert=selection.size),
     "BoundedUnique": Operator(domain=DOMAIN, convert=selection.unique),
     "Cast": Operator(convert=narrow_floats.cast),
     "CastLike": Operator(convert=conversions.cast_like),

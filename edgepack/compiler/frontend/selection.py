@@ -11,6 +11,7 @@ import numpy as np
 from tvm import relax
 
 from edgepack.compiler.frontend.conversions import Node
+from edgepack.compiler.frontend.positions import Reach
 from edgepack.kernels.whole import selection, suppression
 
 # Where these operators come from.
@@ -43,6 +44,14 @@ def unique(node: Node) -> relax.Expr:
     if truth:
         made[0] = node.emit(relax.op.astype(made[0], "bool"))
     return relax.Tuple([*made[:4], _scalar(node, made[4])])
+
+
+def size(node: Node) -> relax.Expr:
+    """Input: how many elements an input of the operator `title` asks for [1]. Output: the same, not
+    below 0 and not above `most`; at any other one the model ends with an error."""
+    limits = [Reach(0, int(node.attributes["most"]))]
+    title, known = (node.attributes[name].decode() for name in ("title", "known"))
+    return node.positions(node.inputs[0], limits, known, title)
 
 
 def places(node: Node) -> relax.Expr:

@@ -172,7 +172,7 @@ def top_k(graph: Graph, node: onnx.NodeProto) -> None:
         wanted = attribute(node, "k")
     else:
         known = graph.value(node.input[1])
-        wanted = _given(graph, node.input[1]) if known is None else known.reshape(-1)[0]
+        wanted = _given(graph, node, extent) if known is None else known.reshape(-1)[0]
     if isinstance(wanted, Size):
         wanted = graph.smaller(wanted, there)
     bound = min(graph.most(wanted), extent)
@@ -185,15 +185,22 @@ def top_k(graph: Graph, node: onnx.NodeProto) -> None:
     graph.put(copy, own, own)
 
 
-def _given(graph: Graph, name: str) -> Size:
-    """A number of elements that is known at run time only."""
-    kind = Kind(INT64, ())
-    given = graph.reshape(name, [])
-    if graph.kind(given).element != INT64:
-        given = graph.emit("Cast", [given], kind, to=INT64)
-    zero = graph.constant(np.zeros((), "int64"))
-    made = graph.emit("Max", [given, zero], kind)
-    return graph.count(made, np.iinfo("int32").max)
+def _given(graph: Graph, node: onnx.NodeProto, most: int) -> Size:
+    """A TopK's number of elements that is known at run time only: at another one than 0 to `most`
+    the model ends with an error that names it."""
+    name, kind = node.input[1], Kind(INT64, (1,))
+    if graph.kind(name).element != INT64:
+        name = graph.emit("Cast", [name], Kind(INT64, graph.kind(name).shape), to=INT64)
+    checked = graph.emit(
+        "BoundedSize",
+        [graph.reshape(name, [1])],
+        kind,
+        domain=DOMAIN,
+        most=most,
+        title=f"TopK '{node.name or node.output[0]}'",
+        known="K",
+    )
+    return graph.count(graph.reshape(checked, []), np.iinfo("int32").max)
 
 
 SOURCES = {
