@@ -201,6 +201,21 @@ MEANINGS: Sequence[Meaning] = (
         of_nan=_any_of("QuantizeLinear", "DynamicQuantizeLinear"),
     ),
     Meaning(
+        operator="Sin, Cos",
+        form="float32 beyond 3.2e6",
+        onnx="a number from -1 to 1",
+        onnxruntime=ONNX,
+        taken="NaN, where a turn is a few steps of float32",
+    ),
+    Meaning(
+        operator="Sign",
+        form="NaN of float16",
+        onnx=_NO_WORD,
+        onnxruntime="0; NaN of float32",
+        taken="NaN, as of float32",
+        of_nan=_any_of("Sign"),
+    ),
+    Meaning(
         operator="Cast, CastLike",
         form="floats to int4 and uint4",
         onnx="cuts off what is behind the point, as to any integer",

@@ -103,6 +103,8 @@ CORNERS: Sequence[Corner] = (
     (19, "LpPool", (PIXELS.astype("float32"),), {**LOWER, "kernel_shape": [1, 1]}),
     (12, "Celu", (np.array(-0.7, "float32"),), {"alpha": 0.5}),
     (12, "Celu", (np.array([-3, -0.0, 2, np.nan, np.inf, -np.inf], "float32"),), {"alpha": 1.5}),
+    (12, "Celu", (np.array([-3, -0.0, 2, np.nan, np.inf, -np.inf], "float32"),), {"alpha": -1.5}),
+    (13, "Pow", (np.array([4, np.nan, np.inf, -np.inf, -1], "float32"), [np.float32(0.5)]), {}),
     # Three inputs are two where there is nothing to add, also of integers with factors.
     (13, "Gemm", (ROW.T, [ROW]), {"alpha": 2.0}),
     (13, "Gemm", (np.abs(ROW.T).astype("uint32"), [np.abs(ROW).astype("uint32")]), {"beta": 0.5}),
@@ -199,6 +201,20 @@ def test_powers_in_a_condition(tmp_path: Path) -> None:
     case = graphs.Drawn(name="powers", model=model, given=s.data(), due=due)
     verdict = graphs.judge(case, tmp_path)
     assert verdict.verdict == "same", verdict.why
+
+
+def test_a_wave_of_what_is_far_is_no_number(tmp_path: Path) -> None:
+    """Rather than a wrong one; up to there it is a sine."""
+    s = sketch.Sketch(0, 17)
+    near, far = [0.5, -8000, 1e5, -3.1e6], [3.3e6, 1e9, -1e12, 3e38, np.inf, np.nan]
+    s.op("Sin", x := s.input(np.array(near + far, "float32")))
+    s.op("Cos", x)
+    for function, made in zip(
+        (np.sin, np.cos), _outputs(s.model(), s.data(), tmp_path), strict=True
+    ):
+        wide = s.data()[0][: len(near)].astype("float64")
+        np.testing.assert_allclose(made[: len(near)], function(wide), atol=1e-6)
+        assert np.isnan(made[len(near) :]).all()
 
 
 def test_what_follows_from_a_nan_is_chosen_and_nothing_else_is(tmp_path: Path) -> None:

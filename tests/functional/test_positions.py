@@ -205,6 +205,8 @@ def test_onnxruntime_has_the_same_positions() -> None:
         if case.low is None or due(case) is None:
             continue
         for value in case.wrong():
+            if case.operator == "TopK" and value == 2**32:
+                continue  # of which it takes 32 bits
             assert due(case, case.with_position(value)) is None, (case.name, value)
         for value in (case.low, case.high):
             assert due(case, case.with_position(value)) is not None, (case.name, value)

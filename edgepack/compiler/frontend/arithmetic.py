@@ -214,11 +214,16 @@ def elu(node: Node) -> relax.Expr | None:
 
 
 def celu(node: Node) -> relax.Expr:
-    """Celu as ONNX defines it: alpha times the Elu of what is divided by alpha."""
+    """Celu by ONNX's formula, of an alpha below 0, too, for which its definition by Elu is another
+    function."""
     (data,) = node.inputs
-    alpha = relax.const(node.attributes.get("alpha", 1.0), dtype_of(data))
-    scaled = node.emit(relax.op.divide(data, alpha))
-    return relax.op.multiply(node.emit(_below_by_power(node, scaled, 1.0, 1.0)), alpha)
+    emit, kind = node.emit, dtype_of(data)
+    alpha, zero, one = (
+        relax.const(value, kind) for value in (node.attributes.get("alpha", 1.0), 0.0, 1.0)
+    )
+    power = emit(relax.op.exp(emit(relax.op.divide(data, alpha))))
+    below = emit(relax.op.multiply(emit(relax.op.subtract(power, one)), alpha))
+    return relax.op.where(emit(relax.op.less(data, zero)), below, data)
 
 
 def selu(node: Node) -> relax.Expr | None:

@@ -109,7 +109,8 @@ def power(base: tirx.Expr, exponent: tirx.Expr, scope: Scope) -> tirx.Expr:
         return tirx.pow(base, exponent)
     base = scope.bind(base)
     if value == 0.5:
-        return tirx.sqrt(base)
+        infinity = scope.c(float("inf"))
+        return tirx.Select(tirx.EQ(base, scope.c(float("-inf"))), infinity, tirx.sqrt(base))
     if value.is_integer():
         result, square = scope.c(1.0), base
         for bit in range(abs(int(value)).bit_length()):
@@ -222,7 +223,7 @@ def gelu_tanh(x: tirx.Expr, scope: Scope) -> tirx.Expr:
 
 
 def sin(x: tirx.Expr, scope: Scope) -> tirx.Expr:
-    """Sine, absolute error 1e-7 for |x| <= 8192; it grows beyond."""
+    """Sine, absolute error 1e-7 for |x| <= 8192; it grows beyond, and from 3.2e6 on it is NaN."""
     return _wave(x, scope, quarter=0)
 
 
@@ -248,9 +249,13 @@ def _wave(x: tirx.Expr, scope: Scope, quarter: int) -> tirx.Expr:
     odd = (turn & scope.i(1)) > scope.i(0)
     value = scope.bind(tirx.Select(odd, cosine, sine))
     negative = (turn & scope.i(2)) > scope.i(0)
-    return tirx.Select(negative, scope.c(0.0) - value, value)
+    value = tirx.Select(negative, scope.c(0.0) - value, value)
+    # Beyond, there is no whole number of turns.
+    return tirx.Select(start * start <= scope.c(_MOST_WAVE**2), value, scope.c(float("nan")))
 
 
+# Quarter turns of this are fewer than 2^21.
+_MOST_WAVE = 3.2e6
 # Larger whole exponents are rare enough for libm.
 _MOST_WHOLE = 64
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
