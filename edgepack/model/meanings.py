@@ -123,6 +123,13 @@ MEANINGS: Sequence[Meaning] = (
         taken=ONNXRUNTIME,
     ),
     Meaning(
+        operator="MaxPool, AveragePool, LpPool",
+        form="auto_pad SAME_UPPER or SAME_LOWER, with dilations",
+        onnx="as many results as the stride leaves of the image",
+        onnxruntime="fewer: it pads for a window without dilations",
+        taken=ONNX,
+    ),
+    Meaning(
         operator="LpNormalization",
         form="rows of zeros",
         onnx="0 / 0",
@@ -263,19 +270,20 @@ def as_meant(proto: Any) -> Any:
 
 def _with_deviations(proto: Any) -> Any:
     """The model with what onnxruntime has to do in other words: MeanVarianceNormalization written
-    out, and casts to 4 bits by way of 8."""
+    out, casts to 4 bits by way of 8, and the borders of dilated pools as numbers."""
     from edgepack.model import walk_nodes
     from edgepack.model.structure import subgraphs
 
     operators = {node.op_type for node in walk_nodes(proto.graph)}
     if not operators & {_NORMALIZATION, "CastLike"} and not any(
-        _is_to_4_bits(node, {}) for node in walk_nodes(proto.graph)
+        _is_to_4_bits(node, {}) or _is_dilated_by_size(node) for node in walk_nodes(proto.graph)
     ):
         return proto
     changed = type(proto)()
     changed.CopyFrom(proto)
     version = max(o.version for o in proto.opset_import if o.domain in ("", "ai.onnx"))
-    kinds = _element_types(proto)
+    index = _index(proto)
+    kinds = index.types
     graphs = [changed.graph]
     while graphs:
         graph = graphs.pop()
@@ -285,6 +293,8 @@ def _with_deviations(proto: Any) -> Any:
                 nodes += _written_out(node, version, kinds)
             elif _is_to_4_bits(node, kinds):
                 nodes += _by_8_bits(node)
+            elif _is_dilated_by_size(node):
+                nodes.append(_with_borders(node, index))
             else:
                 nodes.append(node)
         copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
@@ -305,6 +315,46 @@ def _is_to_4_bits(node: Any, kinds: Mapping[str, int]) -> bool:
     return to in (TensorProto.INT4, TensorProto.UINT4)
 
 
+def _is_dilated_by_size(node: Any) -> bool:
+    """Whether it is a pool with dilations and an auto_pad that its size follows from."""
+    if node.op_type not in ("MaxPool", "AveragePool", "LpPool"):
+        return False
+    given = _attributes(node)
+    by_size: bool = given.get("auto_pad", b"").startswith(b"SAME")
+    return by_size and max(given.get("dilations", [1])) > 1
+
+
+def _with_borders(node: Any, index: GraphIndex) -> Any:
+    """The same with its borders as numbers; as it is where an extent is not known."""
+    from onnx import helper
+
+    given = _attributes(node)
+    image = index.infos.get(node.input[0])
+    extents = [dim.dim_value for dim in image.type.tensor_type.shape.dim[2:]] if image else []
+    if not extents or not all(extents):
+        return node
+    window = given["kernel_shape"]
+    strides = given.get("strides", [1] * len(window))
+    before, after = [], []
+    for extent, size, stride, step in zip(
+        extents, window, strides, given["dilations"], strict=True
+    ):
+        last = (-(-extent // stride) - 1) * stride
+        total = max(last + (size - 1) * step + 1 - extent, 0)
+        less, more = total // 2, total - total // 2
+        before.append(less if given["auto_pad"] == b"SAME_UPPER" else more)
+        after.append(total - before[-1])
+    kept = {key: value for key, value in given.items() if key not in ("auto_pad", "ceil_mode")}
+    return helper.make_node(
+        node.op_type,
+        node.input,
+        node.output,
+        node.name,
+        domain=node.domain,
+        **{**kept, "pads": before + after},
+    )
+
+
 def _by_8_bits(node: Any) -> list[Any]:
     """A cast of what was cut off to int8 before, whose lowest bits are the same."""
     from onnx import TensorProto, helper
@@ -319,15 +369,15 @@ def _by_8_bits(node: Any) -> list[Any]:
 _NORMALIZATION = "MeanVarianceNormalization"
 
 
-def _element_types(proto: Any) -> dict[str, int]:
-    """Those of tensors inside the graph that are known; float32 is what onnxruntime has."""
+def _index(proto: Any) -> GraphIndex:
+    """What is known of tensors inside the graph; float32 is what onnxruntime has of others."""
     from onnx import shape_inference
 
     try:
         graph = shape_inference.infer_shapes(proto).graph
     except (ValueError, RuntimeError):  # beyond 2 GB, or no type for an operator of others
         graph = proto.graph
-    return GraphIndex(graph).types
+    return GraphIndex(graph)
 
 
 def _written_out(node: Any, version: int, kinds: Mapping[str, int]) -> list[Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 from edgepack.base.errors import ModelError
 from edgepack.boards import get_board
@@ -93,6 +94,19 @@ def test_a_cast_to_4_bits_cuts_off_what_is_behind_the_point(tmp_path: Path, oper
     data = np.array([0.5, 0.9, 1.5, 7.6, -0.6, -2.5, -7.9, 3.0], "float32")
     ((made,),) = model_outputs(tmp_path / "m.onnx", model, [[data]])
     assert made.tolist() == np.trunc(data).tolist()
+
+
+def test_a_dilated_pool_has_as_many_results_as_its_stride_leaves(tmp_path: Path) -> None:
+    """onnxruntime pads for a window without dilations; onnx's reference is what is due."""
+    b = Builder()
+    form = {"kernel_shape": [3, 2], "dilations": [2, 2], "auto_pad": "SAME_UPPER"}
+    b.op("MaxPool", "x", outputs=["y"], **form)
+    path = b.save(tmp_path / "m.onnx", {"x": (1, 2, 7, 9)}, {"y": (1, 2, 7, 9)})
+    data = np.random.default_rng(0).standard_normal((1, 2, 7, 9)).astype("float32")
+    proto = onnx.load(path)
+    ((made,),) = model_outputs(path, proto, [[data]])
+    (due,) = ReferenceEvaluator(proto).run(None, {"x": data})
+    np.testing.assert_array_equal(made, due)
 
 
 def test_an_opset_that_cannot_be_made_newer_is_named(tmp_path: Path) -> None:
