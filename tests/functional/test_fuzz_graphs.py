@@ -187,6 +187,14 @@ def test_rows_behind_a_narrow_image_are_those_of_the_model(tmp_path: Path) -> No
     assert verdict.verdict == "same", verdict.why
 
 
+def test_integers_by_a_scale_that_gives_no_whole_size_are_refused(tmp_path: Path) -> None:
+    s = sketch.Sketch(0, 8)
+    s.op("Upsample", s.input(PIXELS.astype("uint8")), scales=[1.0, 1.0, 2.3, 1.5])
+    case = graphs.Drawn(name="x", model=s.model(), given=s.data(), due=[])
+    made = graphs.judge(case, tmp_path)
+    assert (made.verdict, "whole size" in made.why) == ("refused", True)
+
+
 def test_powers_in_a_condition(tmp_path: Path) -> None:
     """What is a value and whether it is below 0, in vectors and in what is left of a row."""
     s = sketch.Sketch(0, 17)
