@@ -78,7 +78,7 @@ struct OpenModel {
     if (const auto stages = Stages::Load(bundle, std::nullopt)) {
       for (const auto& stage : stages->all()) {
         params_bytes += stage->model.params_bytes();
-        arena_bytes = std::max(arena_bytes, stage->model.arena_bytes());
+        arena_bytes = std::max<std::uint64_t>(arena_bytes, stage->model.arena_bytes());
       }
     }
     if (std::filesystem::exists(bundle.preprocess())) {

@@ -78,10 +78,11 @@ Point Geometry::Source(Point point) const {
 }
 
 Point Geometry::Place(Point point) const {
-  constexpr double kFar = 1e6;
+  constexpr double kOutermost = 1e6;
   const double x = (point.x + left) * width / scaled_width;
   const double y = (point.y + top) * height / scaled_height;
-  return {std::min(std::max(x, -kFar), kFar), std::min(std::max(y, -kFar), kFar)};
+  return {std::min(std::max(x, -kOutermost), kOutermost),
+          std::min(std::max(y, -kOutermost), kOutermost)};
 }
 
 bool IsVector(const Shape& shape) {
