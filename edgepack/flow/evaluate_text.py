@@ -233,10 +233,10 @@ def _key(project: Project) -> str:
     parts = [
         repr((one.name, one.align, one.tall, one.turned_by, one.most, one.padding, one.classes))
         + repr((one.preprocess, one.postprocess, one.scores, one.shapes))
-        + hashlib.sha256(one.model.read_bytes()).hexdigest()
+        + "".join(hashlib.sha256(file.read_bytes()).hexdigest() for file in one.files)
         for one in project.stages
     ]
-    return repr((project.preprocess, project.postprocess, project.shapes, parts))
+    return repr((project.preprocess, project.postprocess, project.shapes, project.constants, parts))
 
 
 def _lines_here(results: Results, stage: str) -> tuple[str, ...]:

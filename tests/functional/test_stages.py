@@ -249,7 +249,8 @@ with Model(bundle) as model, model.session() as session, model.session(2) as oth
     session.run()
     found.append(session.results())
     for call in (lambda: session.output(0).tolist(),
-                 lambda: (session.set_input(0, session.input(0)), session.run())):
+                 lambda: (session.set_input(0, session.input(0)), session.run()),
+                 session.results):
         try:
             call()
         except EdgepackError as error:
@@ -258,7 +259,7 @@ with Model(bundle) as model, model.session() as session, model.session(2) as oth
     print(json.dumps(found))
 """
     (line,) = said_by(installed(target, tmp_path), script, bundle.path, folder / "faces.png")
-    *results, outputs, tensors, arena = json.loads(line)
+    *results, outputs, tensors, nothing, arena = json.loads(line)
     wanted = _run(bundle, "--image", folder / "faces.png")
     assert len(results) == 5
     for one in results:
@@ -266,6 +267,7 @@ with Model(bundle) as model, model.session() as session, model.session(2) as oth
         assert [stage["boxes"] for stage in one["stages"]] == [1, 2]
     assert "keeps no outputs" in outputs
     assert "no image was set" in tensors
+    assert "the last one failed" in nothing  # not what was seen in the image before
     assert arena == bundle.manifest.model.arena_bytes
 
 

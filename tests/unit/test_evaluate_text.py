@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -13,8 +14,13 @@ from onnx import helper, numpy_helper
 
 from edgepack.base.errors import ConfigError, UsageError
 from edgepack.cli import main
+from edgepack.deploy.answers import Answer
+from edgepack.deploy.app_answers import AppAnswer
 from edgepack.flow.evaluate_text import (
     ErrorRates,
+    ReadPhoto,
+    TextEvaluation,
+    _lines_there,
     edit_distance,
     evaluate_text,
     reading_stage,
@@ -108,6 +114,33 @@ def test_photos_are_read_and_compared(
     said = capsys.readouterr().out
     assert "error rate of letters 16.7%, of words 33.3%" in said
     assert "one.png" not in said
+
+
+def test_what_a_device_reads_is_compared_too() -> None:
+    """Of a stage the lines of all boxes in their order, but for one that could not be cut out."""
+
+    def box(answers: dict[str, object]) -> dict[str, object]:
+        return {"index": 0, "score": 0.5, "box": [0, 0, 4, 4], "answers": answers}
+
+    read = [{"text": line, "score": 0.5} for line in ("ab", "c")]
+    boxes = [
+        box({"plate": {"text": read[:1]}}),
+        box({"plate": {"error": "its corners are those of nothing"}}),
+        box({}),
+        box({"plate": {"text": read[1:]}}),
+    ]
+    answer = AppAnswer.read(Answer({"edgepack": "1", "boxes": boxes, "text": read[:1]}, "device"))
+    assert _lines_there(answer, "plate") == ("ab", "c")
+    assert _lines_there(answer, "") == ("ab",)
+    found = TextEvaluation(
+        photos=(ReadPhoto(name="a", expected="ab c", reference="ab c", device="ab"),),
+        device="pi",
+    )
+    assert found.on_device == ErrorRates(letters=2 / 4, words=1 / 2)
+    assert found.differing == found.photos
+    # A device that reads nothing is wrong in all of it.
+    silent = dataclasses.replace(found.photos[0], device="")
+    assert ErrorRates.of([("ab c", silent.device or "")]) == ErrorRates(letters=1, words=1)
 
 
 def test_photos_without_text(folder: Path) -> None:

@@ -31,6 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             f'[project]\nname = "{name}"\nmodel = "model.onnx"\n{board}'
         )
     (tmp_path / "fleet.toml").write_text(FLEET)
+    (tmp_path / "empty.toml").write_text("[defaults]\nboard = 'rasp3b'\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -70,6 +71,8 @@ def test_the_boards_of_a_fleet_each_once(folder: Path, capsys: pytest.CaptureFix
         (("doors/edgepack.toml", "--fleet", "fleet.toml", "--board", "local", "--board", "pynq"),
          "there is one board"),
         (("nowhere.toml",), "nowhere.toml"),
+        # Not the project's own board, which nobody has.
+        (("doors/edgepack.toml", "--fleet", "empty.toml"), "no devices in it"),
         (("doors/edgepack.toml",) * 257, "257 jobs; a CI takes at most 256"),
     ],
 )  # fmt: skip

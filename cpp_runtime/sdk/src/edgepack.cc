@@ -118,7 +118,8 @@ struct OpenSession {
   Found found;
   /// How the image that was set last lies in its tensor.
   std::optional<Geometry> geometry;
-  cv::Mat photo;  ///< its pixels, if stages look at them
+  cv::Mat photo;        ///< its pixels, if stages look at them
+  bool looked = false;  ///< whether `found` is what they said in the last run
   std::string results;
   std::mutex in_use;
 };
@@ -314,6 +315,7 @@ void CheckOutputs(const OpenSession& session) {
 }
 
 void Run(OpenSession* session) {
+  session->looked = false;
   if (session->stages != nullptr && session->photo.empty()) {
     throw ModelInputError("the bundle has stages, which look at pixels, and no image was set",
                           "set an image before each run: tensors are for bundles of one model");
@@ -322,6 +324,7 @@ void Run(OpenSession* session) {
   if (session->stages == nullptr) return;
   session->finder.Find(session->session.outputs(), session->geometry, &session->found);
   session->stages->Look(session->photo, std::nullopt, &session->found);
+  session->looked = true;
 }
 
 /// Pixels as CV_8UC3 in BGR.
@@ -566,7 +569,10 @@ edgepack_status edgepack_session_results(edgepack_session* session, const char**
   return Guarded(error, [&] {
     const Held held(session);
     Given(json, "json");
-    if (held->stages == nullptr) {
+    if (held->stages != nullptr) {
+      // What is there may be of the image before.
+      if (!held->looked) Refuse("there are no results: no run has ended, or the last one failed");
+    } else {
       held->finder.Find(held->session.outputs(), held->geometry, &held->found);
     }
     JsonWriter writer(std::move(held->results));
