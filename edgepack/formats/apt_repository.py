@@ -383,8 +383,23 @@ def _bring(work: Path, folder: Path) -> None:
         work / KEYRING,
         *(work / dist / name for name in ("Release", "Release.gpg", "InRelease")),
     ]
+    _let_its_second_pass(folder / dist / "InRelease")
     for path in (*indices, *last):
         _copy(path, folder / path.relative_to(work))
+
+
+def _let_its_second_pass(release: Path) -> None:
+    """Wait until a file written now has a later time in HTTP than the one that is there.
+
+    `Last-Modified` has whole seconds (RFC 9110, 8.8.2.1): a device that read the file before would
+    be told "not modified" until the change after this one.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        written = release.stat().st_mtime
+        now = time.time()
+        if int(written) == int(now):
+            # Times of files may be a tick of the kernel behind the clock.
+            time.sleep(int(now) + 1.01 - now)
 
 
 def _forget_indices(folder: Path) -> None:

@@ -7,9 +7,11 @@ import functools
 import hashlib
 import http.server
 import json
+import os
 import re
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from email.utils import format_datetime, parsedate_to_datetime
@@ -403,6 +405,22 @@ def test_a_reader_while_it_is_changed(
         publish(repository, package(tmp_path / "again", 2, content="other bytes"))
         known.update()
         assert (known.upgrade() or "").startswith("2+")
+
+
+def test_changes_within_a_second_are_seen_by_who_polls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HTTP tells times of files in whole seconds, and "not modified" by them."""
+    release = tmp_path / "InRelease"
+    release.touch()
+    os.utime(release, (1000.25, 1000.25))
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    for now in (1000.5, 1001.0, 1600.0, 900.0):  # the last: a clock that was set back
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        apt_repository._let_its_second_pass(release)
+    (seconds,) = waited
+    assert 1001 < 1000.5 + seconds < 1001.1
 
 
 def test_a_poll_with_nothing_new(tmp_path: Path, gpg: None) -> None:
