@@ -30,8 +30,8 @@ from edgepack.base.paths import locked, write_atomic
 from edgepack.base.process import run
 from edgepack.base.progress import Progress
 from edgepack.boards import Board, get_board
-from edgepack.compiler.precision import FULL
 from edgepack.flow.reference import run_reference
+from edgepack.frontend.precision import FULL
 
 log = logging.getLogger(__name__)
 

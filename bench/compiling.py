@@ -26,9 +26,9 @@ from edgepack.base.paths import cache_dir, set_cache_dir
 from edgepack.base.progress import Progress
 from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel, compile_apart, plan_model
-from edgepack.compiler.frontend.load import load_model
 from edgepack.compiler.settings import CompileSettings
 from edgepack.flow.optimize import DEFAULT_OPTIMIZE, GROWTH
+from edgepack.frontend.load import load_model
 from edgepack.model import ModelSpec
 from edgepack.native.toolchain import select
 

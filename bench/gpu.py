@@ -33,7 +33,7 @@ from edgepack.base.progress import Progress
 from edgepack.boards import get_board
 from edgepack.cli.console import Console
 from edgepack.compiler import compile_model
-from edgepack.compiler.precision import PRECISIONS, Precision
+from edgepack.frontend.precision import PRECISIONS, Precision
 from edgepack.gpus import Gpu, find_local
 from edgepack.model import ModelSpec
 from edgepack.native.app import build_runtime

@@ -11,9 +11,9 @@ from bench.fetch import bench_dir
 from bench.models import BenchModel
 from edgepack.base.errors import MismatchError
 from edgepack.base.progress import Progress
-from edgepack.compiler.precision import FULL
 from edgepack.flow.job import Job, compile_job, make_job, package_job
 from edgepack.flow.project import load_project
+from edgepack.frontend.precision import FULL
 
 NAME = "edgepack"
 TOLERANCE = 1e-4

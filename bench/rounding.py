@@ -35,7 +35,7 @@ from edgepack.base.paths import write_atomic
 from edgepack.boards import get_board
 from edgepack.compiler import compile_model
 from edgepack.compiler.backend.run import run_plan
-from edgepack.compiler.precision import Precision
+from edgepack.frontend.precision import Precision
 from edgepack.model import ModelSpec
 from edgepack.model.session import cpu_session
 from edgepack.native.toolchain import select

@@ -24,8 +24,8 @@ from bench.models import MODELS, get_model
 from edgepack.boards import Board, Cluster, get_board
 from edgepack.compiler import plan_model
 from edgepack.compiler.backend.parallel import PARTS
-from edgepack.compiler.frontend.load import CheckedModel, load_model
-from edgepack.compiler.precision import Precision
+from edgepack.frontend.load import CheckedModel, load_model
+from edgepack.frontend.precision import Precision
 from edgepack.kernels.tiles.partition import LAUNCH_CYCLES
 from edgepack.model import ModelSpec
 

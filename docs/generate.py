@@ -176,10 +176,10 @@ def schema_page() -> str:
     """JSON Schema (draft 2020-12) of what --json prints, as far as that is a typed record."""
     from edgepack.base.errors import EXIT_CODES
     from edgepack.compiler.backend.report import Estimate
-    from edgepack.compiler.frontend.inspect import ModelInfo
     from edgepack.deploy.deploy import DeployPlan, Report
     from edgepack.device.facts import DeviceFacts
     from edgepack.flow.dry_run import DryRun, Part
+    from edgepack.frontend.inspect import ModelInfo
     from edgepack.gate.gate import Problem
     from edgepack.virtual.state import VirtualBoard
 

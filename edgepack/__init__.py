@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from edgepack.boards import Board, get_board, load_boards
     from edgepack.bundle.bundle import Bundle, open_bundle, write_tarball
     from edgepack.compiler import CompiledModel, compile_model
-    from edgepack.compiler.frontend.inspect import ModelInfo, inspect_model
-    from edgepack.compiler.frontend.load import load_model
     from edgepack.deploy.answers import Status, Switched
     from edgepack.deploy.app_answers import AppAnswer, Bench, Class, Profile
     from edgepack.deploy.deploy import Report, deploy_bundle, preview
@@ -68,6 +66,8 @@ if TYPE_CHECKING:
     from edgepack.flow.job import Job, compile_job, make_job, package_job
     from edgepack.flow.project import Project, load_project
     from edgepack.flow.session import Session
+    from edgepack.frontend.inspect import ModelInfo, inspect_model
+    from edgepack.frontend.load import load_model
     from edgepack.model import ModelSpec
     from edgepack.native.app import RuntimeBuild, build_runtime
     from edgepack.native.toolchain import Toolchain, select
@@ -93,8 +93,8 @@ _HOME = {
     "flow.job": ("Job", "compile_job", "make_job", "package_job"),
     "flow.project": ("Project", "load_project"),
     "flow.session": ("Session",),
-    "compiler.frontend.inspect": ("ModelInfo", "inspect_model"),
-    "compiler.frontend.load": ("load_model",),
+    "frontend.inspect": ("ModelInfo", "inspect_model"),
+    "frontend.load": ("load_model",),
     "model": ("ModelSpec",),
     "native.app": ("RuntimeBuild", "build_runtime"),
     "native.toolchain": ("Toolchain", "select"),

@@ -310,8 +310,8 @@ def judge(case: Case, work: Path, target: str = "") -> Verdict:
     from edgepack.base.errors import EdgepackError
     from edgepack.boards import get_board
     from edgepack.compiler import compile_apart, compile_model
-    from edgepack.compiler.errors import CompilerError
     from edgepack.flow.reference import Reference
+    from edgepack.frontend.errors import CompilerError
     from edgepack.gpus import find_local
     from edgepack.model import ModelSpec
     from edgepack.model.meanings import departures

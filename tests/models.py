@@ -41,10 +41,10 @@ from edgepack.base.process import run
 from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel, compile_apart
 from edgepack.compiler.backend.run import run_plan
-from edgepack.compiler.frontend import integer_reference
-from edgepack.compiler.frontend.float16 import widen
 from edgepack.compiler.limited import limits_for
 from edgepack.flow.reference import Reference, other_ways
+from edgepack.frontend import integer_reference
+from edgepack.frontend.float16 import widen
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo, check_model, read_model
 from edgepack.model.constants import Constant
 from edgepack.native.emulate import run_emulated

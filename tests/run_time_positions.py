@@ -373,7 +373,7 @@ CASES = [
 
 # What each input of whole numbers is, of operators that compile: a `position` (in CASES); a
 # `number`, by which nothing is read or written; or what has to be a `constant`, unless it gives a
-# result a size of its own, which has a bound then (`compiler.frontend.bounded`).
+# result a size of its own, which has a bound then (`frontend.bounded`).
 _POSITIONS = """
 Gather indices; GatherElements indices; GatherND indices; Scatter indices; ScatterElements indices;
 ScatterND indices; TensorScatter write_indices; ReverseSequence sequence_lens; LSTM sequence_lens;

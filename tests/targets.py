@@ -13,7 +13,7 @@ import pytest
 
 from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel, compile_model
-from edgepack.compiler.precision import FULL, Precision
+from edgepack.frontend.precision import FULL, Precision
 from edgepack.kernels.choices import UNLIMITED
 from edgepack.kernels.rules.rule import Rule
 from edgepack.kernels.rules.table import RULES

@@ -16,7 +16,7 @@ from edgepack.cli.options import add_job, check_writable, of_memory, project_of
 from edgepack.cli.pages import add_html, check_html, save
 from edgepack.cli.pages.compile import compile_page
 from edgepack.compiler import CompiledModel
-from edgepack.compiler.precision import LEAST_WINOGRAD_DB
+from edgepack.frontend.precision import LEAST_WINOGRAD_DB
 
 
 def add(parser: argparse.ArgumentParser) -> None:

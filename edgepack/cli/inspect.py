@@ -24,8 +24,8 @@ from edgepack.cli.options import (
 from edgepack.model import ModelSpec, TensorInfo
 
 if TYPE_CHECKING:
-    from edgepack.compiler.frontend.inspect import ModelInfo
     from edgepack.flow.inspection import Inspection
+    from edgepack.frontend.inspect import ModelInfo
 
 # A dimension's formula that is longer is shown by what it depends on.
 _FORMULA = 16

@@ -179,8 +179,8 @@ def project_file(args: argparse.Namespace) -> Path | None:
 
 def add_job(parser: argparse.ArgumentParser) -> None:
     """The model and the board: what is compiled, and for what."""
-    from edgepack.compiler.precision import COMPUTE, PRECISIONS, QUANTIZED
     from edgepack.flow.optimize import OPTIMIZE
+    from edgepack.frontend.precision import COMPUTE, PRECISIONS, QUANTIZED
 
     add_model(parser)
     model = option_group(parser, MODEL)

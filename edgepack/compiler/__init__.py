@@ -4,8 +4,9 @@
                                                                        |
                                                                      build-> model.so
 
-This package is the only one that imports TVM, and only when something is compiled. What is asked
-of it without compiling, a CPU's cost model for one, has nothing of it imported.
+This package and the two beneath it, `frontend` and `kernels`, are the only ones that import TVM,
+and only when something is compiled. What is asked of them without compiling, a CPU's cost model
+for one, has nothing of it imported.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.text import format_count
 from edgepack.compiler.compiled import OBJECTS
 from edgepack.compiler.compiled import CompiledModel as CompiledModel
-from edgepack.compiler.precision import FULL, Precision
 from edgepack.compiler.settings import DEFAULTS, CompileSettings
+from edgepack.frontend.precision import FULL, Precision
 from edgepack.kernels.choices import NO_CHOICES, UNLIMITED, Choices
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from edgepack.boards import Board
     from edgepack.compiler.backend.plan import Plan
     from edgepack.compiler.backend.report import Estimate, LayerReport
-    from edgepack.compiler.frontend.load import CheckedModel
+    from edgepack.frontend.load import CheckedModel
     from edgepack.gpus import Gpu
     from edgepack.kernels.rules.rule import Rule
     from edgepack.model import ModelSpec
@@ -67,7 +68,7 @@ def compile_model(
     Raises the errors of `load_model`, `BoardMemoryError`, `ModelError` for what else only
     shows while compiling, and `ToolchainError` when the link fails.
     """
-    from edgepack.compiler.errors import named_failures
+    from edgepack.frontend.errors import named_failures
 
     out = Path(out)
     with named_failures(model.path):
@@ -140,8 +141,8 @@ def _compile(
     progress: Progress,
 ) -> CompiledModel:
     from edgepack.base import apart
-    from edgepack.compiler.frontend.load import load_model
     from edgepack.compiler.planning import Planner
+    from edgepack.frontend.load import load_model
     from edgepack.model import ModelSpec
 
     if isinstance(model, ModelSpec):
@@ -187,8 +188,8 @@ def _compile_for_gpu(
     progress: Progress,
 ) -> CompiledModel:
     from edgepack.base import apart
-    from edgepack.compiler.frontend.load import load_model
     from edgepack.compiler.gpu import planning
+    from edgepack.frontend.load import load_model
     from edgepack.model import ModelSpec
 
     if isinstance(model, ModelSpec):
@@ -290,8 +291,8 @@ def estimate_apart(
 def _estimate_there(spec: ModelSpec, board: Board, *, growth: float) -> Estimate:
     from edgepack.base import apart
     from edgepack.compiler.backend.report import BlockReport, Estimate
-    from edgepack.compiler.errors import named_failures
-    from edgepack.compiler.frontend.load import load_model
+    from edgepack.frontend.errors import named_failures
+    from edgepack.frontend.load import load_model
 
     with named_failures(spec.path):
         model, progress = load_model(spec), apart.progress()

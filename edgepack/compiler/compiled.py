@@ -37,6 +37,7 @@ _SOURCES = (
     "compiler",
     "cpus.json",
     "cpus.py",
+    "frontend",
     "gpus.py",
     "kernels",
     "model",

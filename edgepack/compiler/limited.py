@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 
 from edgepack.base.apart import Apart, CrashError, LimitError, Limits
 from edgepack.base.progress import Progress
-from edgepack.compiler.errors import (
+from edgepack.frontend.errors import (
     CompilerCrashError,
     CompilerMemoryError,
     CompilerTimeError,

@@ -14,21 +14,21 @@ from typing import Any
 from edgepack.base import apart
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.boards import Board
-from edgepack.compiler import memory
+from edgepack.compiler import mixed
 from edgepack.compiler.backend import bind, llvm, schedule
 from edgepack.compiler.backend.bind import Lowered, LoweredBlock
 from edgepack.compiler.backend.plan import Plan
 from edgepack.compiler.backend.report import LayerReport
-from edgepack.compiler.frontend import importer, mixed, ranges
-from edgepack.compiler.frontend.float16 import widen
-from edgepack.compiler.frontend.load import CheckedModel
-from edgepack.compiler.frontend.qdq import Recognition
 from edgepack.compiler.place import lower
 from edgepack.compiler.place.budget import constant_bytes
 from edgepack.compiler.place.placement import place_layers
 from edgepack.compiler.place.survey import survey
-from edgepack.compiler.precision import FULL, Precision
 from edgepack.compiler.settings import DEFAULTS, CompileSettings
+from edgepack.frontend import importer, memory, ranges
+from edgepack.frontend.float16 import widen
+from edgepack.frontend.load import CheckedModel
+from edgepack.frontend.precision import FULL, Precision
+from edgepack.frontend.qdq import Recognition
 from edgepack.kernels.choices import NO_CHOICES, UNLIMITED, Choices, Tunable
 from edgepack.kernels.tiles.cpu import CpuModel, cpu_model
 from edgepack.kernels.tiles.element import FLOAT16

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from edgepack.compiler.precision import FULL, Precision
+from edgepack.frontend.precision import FULL, Precision
 from edgepack.kernels.choices import UNLIMITED, Choices
 
 if TYPE_CHECKING:

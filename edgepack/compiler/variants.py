@@ -84,9 +84,9 @@ def survey_apart(
 
 def _survey_there(spec: ModelSpec, board: Board, settings: CompileSettings) -> tuple[Tunable, ...]:
     from edgepack.base import apart
-    from edgepack.compiler.errors import named_failures
-    from edgepack.compiler.frontend.load import load_model
     from edgepack.compiler.planning import Planner
+    from edgepack.frontend.errors import named_failures
+    from edgepack.frontend.load import load_model
 
     with named_failures(spec.path):
         planner = Planner(load_model(spec), board, settings, progress=apart.progress())
@@ -122,9 +122,9 @@ def _surveys_there(
     settings: CompileSettings,
 ) -> tuple[dict[str, float], list[tuple[Tunable, ...]]]:
     from edgepack.base import apart
-    from edgepack.compiler.errors import named_failures
-    from edgepack.compiler.frontend.load import load_model
     from edgepack.compiler.planning import Planner
+    from edgepack.frontend.errors import named_failures
+    from edgepack.frontend.load import load_model
 
     with named_failures(spec.path):
         planner = Planner(load_model(spec), board, settings, progress=apart.progress())
@@ -172,9 +172,9 @@ def _compile_there(
 ) -> Variants:
     from edgepack.base import apart
     from edgepack.compiler.backend import build, code
-    from edgepack.compiler.errors import named_failures
-    from edgepack.compiler.frontend.load import load_model
     from edgepack.compiler.planning import Planner
+    from edgepack.frontend.errors import named_failures
+    from edgepack.frontend.load import load_model
 
     progress = apart.progress()
     with named_failures(spec.path):

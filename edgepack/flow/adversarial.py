@@ -18,7 +18,6 @@ from edgepack.base.apart import Apart, CrashError
 from edgepack.boards import Board
 from edgepack.compiler import CompiledModel
 from edgepack.compiler.backend.run import run_plan
-from edgepack.compiler.frontend.float16 import widen
 from edgepack.flow.reference import (
     Reference,
     ReferenceRunError,
@@ -26,6 +25,7 @@ from edgepack.flow.reference import (
     other_ways,
     reference_outputs,
 )
+from edgepack.frontend.float16 import widen
 from edgepack.model import LoadedModel, TensorInfo, dtype_name, infer_shapes, tensor_info
 from edgepack.model.index import GraphIndex
 from edgepack.model.meanings import as_meant, choices_of_nan

@@ -12,7 +12,6 @@ import numpy as np
 
 from edgepack.base.errors import ConfigError
 from edgepack.base.page import Tabular
-from edgepack.compiler.frontend.load import load_model
 from edgepack.flow.evaluate_rows import Answering, Errors, Number
 from edgepack.flow.job import (
     bound_postprocess,
@@ -37,6 +36,7 @@ from edgepack.flow.results import golden_results
 from edgepack.flow.rows import read_rows
 from edgepack.flow.sinks import prove_sinks
 from edgepack.flow.stages import StageReferences, labels_of_all, open_stages
+from edgepack.frontend.load import load_model
 from edgepack.model import TensorInfo, batch_of
 from edgepack.model.meanings import as_meant
 from edgepack.postprocess.results import Results

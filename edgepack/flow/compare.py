@@ -31,7 +31,6 @@ from edgepack.bundle.manifest import (
 )
 from edgepack.compiler import CompiledModel
 from edgepack.compiler.backend.report import LayerReport
-from edgepack.compiler.frontend.integer_reference import integer_model, tensors
 from edgepack.deploy.answers import SenselessError
 from edgepack.deploy.remote_app import (
     Dump,
@@ -45,6 +44,7 @@ from edgepack.device import Device
 from edgepack.flow.job import Job, compile_job, job_inputs, stage_jobs
 from edgepack.flow.reference import Array, Comparison, compare, make_golden, run_reference
 from edgepack.flow.tolerances import tolerance_of_layers
+from edgepack.frontend.integer_reference import integer_model, tensors
 from edgepack.model import LoadedModel, infer_shapes
 from edgepack.model.index import GraphIndex
 
@@ -408,7 +408,7 @@ def _pieces(points: Sequence[_Point]) -> Iterator[list[_Point]]:
 
 def _reference(model: LoadedModel, names: Sequence[str], inputs: Sequence[Array]) -> list[Array]:
     """The reference's tensors of these names."""
-    from edgepack.compiler.frontend.float16 import widen  # see flow/reference.py
+    from edgepack.frontend.float16 import widen  # see flow/reference.py
 
     wide = widen(model.proto)
     known = GraphIndex(infer_shapes(wide).graph).results

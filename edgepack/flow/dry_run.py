@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from edgepack.base.paths import NotCachedError, only_cached
-from edgepack.compiler.precision import FULL
 from edgepack.deploy import remote_tool
 from edgepack.deploy.deploy import DeployPlan
 from edgepack.deploy.remote_tool import Layout
@@ -18,6 +17,7 @@ from edgepack.device.facts import DeviceFacts, gather
 from edgepack.flow.job import Job, compile_job, cpu_job, make_job
 from edgepack.flow.sinks import fetch_mosquitto
 from edgepack.flow.stages import OpenStage, project_of
+from edgepack.frontend.precision import FULL
 from edgepack.gate.gate import Problem
 from edgepack.gate.profile import profile_problems
 from edgepack.native.app import build_runtime

@@ -25,8 +25,6 @@ from edgepack.base.paths import cache_dir, locked
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.tables import read_text
 from edgepack.base.text import format_count, text_lines
-from edgepack.compiler.frontend.float16 import widen
-from edgepack.compiler.frontend.load import load_model
 from edgepack.deploy import remote_tool
 from edgepack.deploy.remote_app import RunRequest, ask_app
 from edgepack.device.base import Device
@@ -34,6 +32,8 @@ from edgepack.device.limit import SLOWEST_BYTES_S, UPLOAD_S, limited
 from edgepack.flow.job import check_labels, spec_of
 from edgepack.flow.project import Project, class_of_label, read_labels
 from edgepack.flow.reference import Array, Reference, top_k
+from edgepack.frontend.float16 import widen
+from edgepack.frontend.load import load_model
 from edgepack.model import LoadedModel
 from edgepack.model.meanings import as_meant
 from edgepack.preprocess.photos import SUFFIXES, folders_in, photos_in, read_photo

@@ -22,8 +22,6 @@ from edgepack.base.page import Tabular
 from edgepack.base.paths import locked
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.text import format_count
-from edgepack.compiler.frontend.float16 import widen
-from edgepack.compiler.frontend.load import load_model
 from edgepack.device.base import Device
 from edgepack.device.limit import limited
 from edgepack.flow.average_precision import (
@@ -45,6 +43,8 @@ from edgepack.flow.job import bound_postprocess, spec_of
 from edgepack.flow.outlines import Ints, count_of, mask_overlap
 from edgepack.flow.project import Project, read_labels
 from edgepack.flow.reference import Reference
+from edgepack.frontend.float16 import widen
+from edgepack.frontend.load import load_model
 from edgepack.model import LoadedModel, batch_of
 from edgepack.model.meanings import as_meant
 from edgepack.postprocess.box_mask import BoxMask

@@ -20,8 +20,6 @@ from edgepack.base.page import Tabular
 from edgepack.base.paths import locked
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.text import format_count
-from edgepack.compiler.frontend.float16 import widen
-from edgepack.compiler.frontend.load import load_model
 from edgepack.deploy.remote_rows import ask_app_of_rows, rows_at_once
 from edgepack.device.base import Device
 from edgepack.device.limit import limited
@@ -30,6 +28,8 @@ from edgepack.flow.job import spec_of
 from edgepack.flow.project import Project, read_labels
 from edgepack.flow.reference import Reference
 from edgepack.flow.rows import Array, RowsError, answer_of, read_rows
+from edgepack.frontend.float16 import widen
+from edgepack.frontend.load import load_model
 from edgepack.model import LoadedModel
 from edgepack.model.meanings import as_meant
 

@@ -20,7 +20,6 @@ from edgepack.base.paths import locked
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.tables import read_text
 from edgepack.base.text import format_count
-from edgepack.compiler.frontend.load import load_model
 from edgepack.deploy.app_answers import AppAnswer
 from edgepack.deploy.remote_app import RunRequest, ask_app
 from edgepack.device.base import Device
@@ -29,6 +28,7 @@ from edgepack.flow.check import check_project
 from edgepack.flow.evaluate import SeenJournal, current_release, photos_budget_s
 from edgepack.flow.job import spec_of
 from edgepack.flow.project import Project
+from edgepack.frontend.load import load_model
 from edgepack.postprocess.boxes import Boxes
 from edgepack.postprocess.ctc import Ctc
 from edgepack.postprocess.results import Results

@@ -11,10 +11,10 @@ from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.boards import Board
 from edgepack.compiler import estimate_apart
 from edgepack.compiler.backend.report import Estimate
-from edgepack.compiler.errors import ImportModelError, UnsupportedOperatorError
-from edgepack.compiler.frontend.inspect import ModelInfo, inspect_model, with_some_shapes
 from edgepack.compiler.limited import limits_for, within
 from edgepack.flow.optimize import DEFAULT_OPTIMIZE, GROWTH
+from edgepack.frontend.errors import ImportModelError, UnsupportedOperatorError
+from edgepack.frontend.inspect import ModelInfo, inspect_model, with_some_shapes
 from edgepack.model import LoadedModel, ModelSpec, check_model, read_model
 from edgepack.model.errors import DynamicShapeError
 

@@ -27,7 +27,6 @@ from edgepack.bundle.verified import Verified
 from edgepack.compiler import CompiledModel, compile_apart, cpu_key
 from edgepack.compiler.compiled import CompileTask, keep_compiled
 from edgepack.compiler.limited import limits_for
-from edgepack.compiler.precision import COMPUTE, FULL, Precision
 from edgepack.compiler.settings import CompileSettings
 from edgepack.flow.exporters import read_exporter
 from edgepack.flow.monitor import make_monitor
@@ -52,6 +51,7 @@ from edgepack.flow.verify import (
     make_cases,
     verify,
 )
+from edgepack.frontend.precision import COMPUTE, FULL, Precision
 from edgepack.gate import gate
 from edgepack.gpus import Gpu, find_local
 from edgepack.kernels.choices import maker

@@ -23,8 +23,8 @@ from edgepack.bundle.monitor import (
     Monitoring,
     MonitorSpec,
 )
-from edgepack.compiler.frontend.float16 import widen
 from edgepack.flow.reference import Array, Reference, top_k
+from edgepack.frontend.float16 import widen
 from edgepack.model import batch_of
 from edgepack.model.meanings import as_meant
 from edgepack.postprocess.results import Results

@@ -49,11 +49,11 @@ from edgepack.bundle.monitor import Monitoring, take_monitoring
 from edgepack.bundle.service import Service, take_service
 from edgepack.bundle.sinks import SinkTables, take_sinks
 from edgepack.bundle.verified import DEFAULT_TOLERANCE
-from edgepack.compiler.precision import COMPUTE, PRECISIONS, QUANTIZED
 from edgepack.flow.optimize import DEFAULT_OPTIMIZE, OPTIMIZE
 from edgepack.flow.records import RECORDS_FILE
 from edgepack.flow.reference import SCORES
 from edgepack.flow.stage_tables import Stage, take_stages
+from edgepack.frontend.precision import COMPUTE, PRECISIONS, QUANTIZED
 from edgepack.model.constants import Constant
 from edgepack.model.sources import source_of
 from edgepack.postprocess.base import PostprocessSpec
@@ -139,7 +139,7 @@ class Project:
     it; `golden_input` are .npy files of its inputs instead. `boards` are files of own board
     profiles. `root` is the folder on the device. `static` has the programs need no C library there;
     None: as the board's profile says. `optimize` is one of `OPTIMIZE`: how many weights may be
-    stored, beyond the model's, to be faster. `precision` is one of `compiler.precision.PRECISIONS`,
+    stored, beyond the model's, to be faster. `precision` is one of `frontend.precision.PRECISIONS`,
     `quantized` one of `QUANTIZED` there, `compute` one of `COMPUTE`: the processor that runs the
     model. `compile_memory_mb` and `compile_cpu_s` limit what compiling may take, None for what
     `limits_for` gives the model. `exact` layers, all or those of some nodes, are computed without

@@ -216,8 +216,8 @@ def model_outputs(
     model that a board's CPU does in float. `path` is what errors name.
     """
     # Here, since a fleet's operator, who has this module, needs no onnx.
-    from edgepack.compiler.frontend import integer_reference
-    from edgepack.compiler.frontend.float16 import widen
+    from edgepack.frontend import integer_reference
+    from edgepack.frontend.float16 import widen
 
     model = as_meant(model)
     integers = integer_reference.integer_model(path, model, floats)
@@ -231,8 +231,8 @@ def reference_outputs(
     model: LoadedModel, cases: Sequence[Sequence[Array]], floats: Collection[str] = ()
 ) -> list[list[Array] | None]:
     """As `model_outputs`, of inputs that the reference may refuse: None for those."""
-    from edgepack.compiler.frontend import integer_reference
-    from edgepack.compiler.frontend.float16 import widen
+    from edgepack.frontend import integer_reference
+    from edgepack.frontend.float16 import widen
 
     integers = integer_reference.integer_model(model.path, model.proto, floats)
     reference = None if integers is not None else Reference(widen(model.proto))
@@ -258,8 +258,8 @@ def other_ways(
     same in these. By blocked layouts, and for inputs that differ by one part in a million, as much
     as the sums of a first layer are rounded. What is by the definition of integers has no other.
     """
-    from edgepack.compiler.frontend import integer_reference
-    from edgepack.compiler.frontend.float16 import widen
+    from edgepack.frontend import integer_reference
+    from edgepack.frontend.float16 import widen
 
     model = as_meant(model)
     if integer_reference.integer_model(path, model, floats) is not None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from edgepack.base.tables import Table
 from edgepack.bundle.verified import DEFAULT_TOLERANCE
-from edgepack.compiler.precision import PRECISIONS
+from edgepack.frontend.precision import PRECISIONS
 from edgepack.postprocess.base import PostprocessSpec
 from edgepack.postprocess.spec import read_postprocess
 from edgepack.preprocess.spec import PreprocessSpec

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgepack.compiler import CompiledModel
-from edgepack.compiler.precision import FULL
 from edgepack.flow.project import Project
 from edgepack.flow.quantized import has_integers
 from edgepack.flow.reference import Array
+from edgepack.frontend.precision import FULL
 from edgepack.model import LoadedModel, TensorInfo, walk_nodes
 
 # What an output may be off, of its largest value: half a unit of a float16's last place is 2^-11;
@@ -55,7 +55,7 @@ def _is_mixed(model: LoadedModel, compiled: CompiledModel) -> bool:
         return False
     if compiled.floats:
         return True
-    from edgepack.compiler.frontend import integer_reference
+    from edgepack.frontend import integer_reference
 
     found = integer_reference.integer_model(model.path, model.proto)
     return found is not None and integer_reference.rounds_between(found)

@@ -27,7 +27,6 @@ from edgepack.bundle.verified import Verified, shown_case
 from edgepack.compiler import CompiledModel, compile_apart
 from edgepack.compiler.backend.run import run_plan
 from edgepack.compiler.limited import limits_for
-from edgepack.compiler.precision import FULL, Precision
 from edgepack.compiler.settings import CompileSettings
 from edgepack.flow.adversarial import PAST, compare_odd, odd_cases
 from edgepack.flow.golden import check_golden
@@ -41,6 +40,7 @@ from edgepack.flow.reference import (
     random_input,
 )
 from edgepack.flow.tolerances import SMALLEST, largest_magnitude, tolerance_for
+from edgepack.frontend.precision import FULL, Precision
 from edgepack.model import (
     LoadedModel,
     ModelSpec,

@@ -1,7 +1,7 @@
 """ONNX models as edgepack sees them: what is in a file, and what is wrong with it.
 
 What the file itself tells is checked here, each mistake with its own error. Whether its operators
-can be compiled is the compiler's to say: `edgepack.compiler.frontend.load`.
+can be compiled is the compiler's to say: `edgepack.frontend.load`.
 """
 
 from __future__ import annotations

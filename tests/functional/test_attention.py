@@ -11,8 +11,8 @@ import pytest
 
 from edgepack.boards import get_board
 from edgepack.compiler import plan_model
-from edgepack.compiler.frontend.load import load_model
 from edgepack.compiler.place.emit import LAYOUT
+from edgepack.frontend.load import load_model
 from edgepack.model import ModelSpec
 from tests.onnx_models import Builder
 from tests.targets import compile_and_run, every_target, save_cases, wrong_outputs

@@ -12,9 +12,9 @@ from edgepack.base.process import run
 from edgepack.base.progress import NO_PROGRESS
 from edgepack.boards import get_board
 from edgepack.compiler import compile_model
-from edgepack.compiler.precision import Precision
 from edgepack.cycles import trace
 from edgepack.cycles.memories import MEMORIES
+from edgepack.frontend.precision import Precision
 from edgepack.model import ModelSpec
 from edgepack.native.toolchain import select
 from tests.example import load_build

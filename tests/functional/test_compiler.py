@@ -15,10 +15,10 @@ from onnx import TensorProto, numpy_helper
 
 from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel, compile_model
-from edgepack.compiler.errors import UnsupportedOperatorError
-from edgepack.compiler.frontend.load import load_model
 from edgepack.flow.quantized import find_precision
 from edgepack.flow.reference import make_golden
+from edgepack.frontend.errors import UnsupportedOperatorError
+from edgepack.frontend.load import load_model
 from edgepack.model import ModelSpec
 from edgepack.model.errors import DynamicShapeError
 from edgepack.native.toolchain import find, select

@@ -16,7 +16,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edgepack.compiler.precision import FULL
+from edgepack.frontend.precision import FULL
 from tests.onnx_models import Builder
 from tests.targets import compile_and_run, every_target_in_parts, save_cases, some, wrong_outputs
 

@@ -17,10 +17,10 @@ from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel, compile_model, plan_model
 from edgepack.compiler.backend import place
 from edgepack.compiler.backend.arena import Block
-from edgepack.compiler.frontend.load import load_model
 from edgepack.flow.job import compile_job, make_job
 from edgepack.flow.project import load_project
 from edgepack.flow.reference import run_reference
+from edgepack.frontend.load import load_model
 from edgepack.model import ModelSpec
 from edgepack.native.toolchain import select
 from tests.example import load_build

@@ -12,9 +12,9 @@ from tvm import tirx
 
 from edgepack.boards import get_board
 from edgepack.compiler.backend import llvm, schedule
-from edgepack.compiler.frontend import importer
-from edgepack.compiler.frontend.load import load_model
 from edgepack.compiler.place import lower
+from edgepack.frontend import importer
+from edgepack.frontend.load import load_model
 from edgepack.model import ModelSpec
 from tests.functional import test_compiler_operators, test_compiler_types
 from tests.onnx_models import Builder

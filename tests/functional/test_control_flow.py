@@ -14,9 +14,9 @@ import pytest
 from edgepack.boards import get_board
 from edgepack.cli import main
 from edgepack.compiler import plan_model
-from edgepack.compiler.errors import ImportModelError, UnsupportedOperatorError
-from edgepack.compiler.frontend.load import load_model
 from edgepack.flow.inspection import inspect_for
+from edgepack.frontend.errors import ImportModelError, UnsupportedOperatorError
+from edgepack.frontend.load import load_model
 from edgepack.model import ModelSpec
 from edgepack.native.emulate import run_emulated
 from tests import control_flow

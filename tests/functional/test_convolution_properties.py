@@ -17,7 +17,7 @@ import pytest
 
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.place.emit import LAYOUT
-from edgepack.compiler.precision import Precision
+from edgepack.frontend.precision import Precision
 from edgepack.kernels.rules import winograd
 from edgepack.kernels.rules.rule import Rule
 from edgepack.kernels.rules.table import RULES

@@ -12,9 +12,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from edgepack.boards import get_board
-from edgepack.compiler.errors import ImportModelError
-from edgepack.compiler.frontend.load import load_model
 from edgepack.compiler.planning import Planner
+from edgepack.frontend.errors import ImportModelError
+from edgepack.frontend.load import load_model
 from edgepack.model import ModelSpec
 from tests.fuzz.expressions import Expressions, hot
 from tests.onnx_models import FLOAT, Builder

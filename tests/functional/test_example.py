@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import pytest
 
-from edgepack.compiler.frontend.load import load_model
 from edgepack.flow.project import load_project, read_labels
 from edgepack.flow.reference import make_golden, top_k
+from edgepack.frontend.load import load_model
 from edgepack.model import ModelSpec
 from edgepack.preprocess.spec import PreprocessSpec
 from tests.example import load_build

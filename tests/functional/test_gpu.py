@@ -27,7 +27,7 @@ from edgepack.cli import main
 from edgepack.compiler import compile_model
 from edgepack.compiler.gpu import tensor_cores
 from edgepack.compiler.gpu.nvrtc import Nvrtc, NvrtcError, find_nvrtc
-from edgepack.compiler.precision import FULL, Precision
+from edgepack.frontend.precision import FULL, Precision
 from edgepack.gpus import Gpu, find_local
 from edgepack.model import ModelSpec
 from edgepack.native.app import build_runtime
@@ -527,9 +527,9 @@ _NVRTC = pytest.mark.skipif(platform.machine() != "x86_64", reason="there is no 
 
 def _cuda_text(path: Path, precision: Precision, arch: str = CUDA.arch) -> str:
     """The kernels of a model as CUDA C."""
-    from edgepack.compiler.frontend.load import load_model
     from edgepack.compiler.gpu import planning
     from edgepack.compiler.gpu.dialect import whole_text
+    from edgepack.frontend.load import load_model
 
     loaded = load_model(ModelSpec(path=path))
     gpu = replace(CUDA, arch=arch)

@@ -13,7 +13,7 @@ import pytest
 from edgepack import cpus
 from edgepack.boards import get_board
 from edgepack.compiler import CompiledModel
-from edgepack.compiler.precision import Precision
+from edgepack.frontend.precision import Precision
 from edgepack.gate import gate
 from edgepack.gate.elf import find_instructions
 from edgepack.kernels.rules.rule import Rule

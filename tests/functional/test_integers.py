@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import pytest
 
-from edgepack.compiler.frontend import integer_reference
-from edgepack.compiler.frontend.qdq import NODE
-from edgepack.compiler.precision import Precision
+from edgepack.frontend import integer_reference
+from edgepack.frontend.precision import Precision
+from edgepack.frontend.qdq import NODE
 from tests.onnx_models import Builder
 from tests.quantized_models import Chains, block, by_onnxruntime, photos
 from tests.targets import compile_and_run, save_cases

@@ -12,9 +12,10 @@ import pytest
 from edgepack.base.apart import Limits
 from edgepack.base.errors import EdgepackError
 from edgepack.boards import get_board
-from edgepack.compiler import compile_apart, errors
-from edgepack.compiler.frontend.load import load_model
-from edgepack.compiler.memory import check_before, check_folding
+from edgepack.compiler import compile_apart
+from edgepack.frontend import errors
+from edgepack.frontend.load import load_model
+from edgepack.frontend.memory import check_before, check_folding
 from edgepack.model import ModelSpec, check_model, read_model
 from edgepack.model.errors import (
     ExternalDataError,

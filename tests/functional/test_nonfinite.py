@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto
 
-from edgepack.compiler.precision import Precision
+from edgepack.frontend.precision import Precision
 from tests.onnx_models import Builder
 from tests.targets import compile_and_run, every_target_in_parts, save_cases, some
 

@@ -19,7 +19,7 @@ import pytest
 
 from edgepack.boards import get_board
 from edgepack.compiler import compile_model
-from edgepack.compiler.frontend.operators import supported_operators
+from edgepack.frontend.operators import supported_operators
 from edgepack.model import ModelSpec
 from edgepack.native.toolchain import select
 from tests import run_time_positions

@@ -22,12 +22,12 @@ from edgepack.base.paths import outside_allowed
 from edgepack.boards import get_board
 from edgepack.bundle.bundle import Golden
 from edgepack.cli import main
-from edgepack.compiler.frontend.load import load_model
 from edgepack.device import open_device
 from edgepack.flow.check import check_project
 from edgepack.flow.job import spec_of
 from edgepack.flow.project import Project, load_project
 from edgepack.flow.reference import make_golden
+from edgepack.frontend.load import load_model
 from edgepack.postprocess.results import Box, Results, check_equal
 from tests import tflite_models
 from tests.boards import own_boards

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from edgepack.compiler.errors import ImportModelError
-from edgepack.compiler.frontend.importer import import_model
-from edgepack.compiler.frontend.load import load_model
+from edgepack.frontend.errors import ImportModelError
+from edgepack.frontend.importer import import_model
+from edgepack.frontend.load import load_model
 from edgepack.model import ModelSpec
 from tests.onnx_models import Builder
 from tests.targets import TARGETS, compile_and_run, every_target, save_cases, wrong_outputs

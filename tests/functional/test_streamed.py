@@ -17,7 +17,7 @@ import tvm
 from edgepack.boards import get_board
 from edgepack.compiler import compile_model
 from edgepack.compiler.place import emit
-from edgepack.compiler.precision import Precision
+from edgepack.frontend.precision import Precision
 from edgepack.kernels.tiles.cpu import CpuModel, cpu_model
 from edgepack.kernels.tiles.element import FLOAT32
 from edgepack.model import ModelSpec

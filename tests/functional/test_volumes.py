@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgepack.compiler.frontend import volumes
+from edgepack.frontend import volumes
 from tests.onnx_models import Builder
 from tests.targets import compile_and_run, every_target, save_cases, wrong_outputs
 

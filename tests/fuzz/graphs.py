@@ -122,7 +122,7 @@ def _run(case: Drawn, work: Path) -> tuple[Sequence[np.ndarray] | None, str, str
     from edgepack.base.errors import EdgepackError
     from edgepack.boards import get_board
     from edgepack.compiler import compile_model
-    from edgepack.compiler.errors import CompilerError
+    from edgepack.frontend.errors import CompilerError
     from edgepack.model import ModelSpec
     from edgepack.native.toolchain import select
     from tests.plan_runner import run_plan
@@ -207,7 +207,7 @@ def is_unsteady(case: Drawn, got: Sequence[np.ndarray]) -> bool:
     scale and shift (1e-4 off for one element), onnx's reference is one; so it is of a model that
     onnxruntime does not run.
     """
-    from edgepack.compiler.frontend.float16 import widen
+    from edgepack.frontend.float16 import widen
 
     random = np.random.default_rng(0)
     ways = [sketch.run_by_onnxruntime(case.model, names(case.model, case.given), optimise=True)]

@@ -9,7 +9,7 @@ import pytest
 from bench import threads
 from bench.threads import PIECE_CYCLES, Launch, Work, launch_cycles, pieces
 from edgepack.boards import get_board
-from edgepack.compiler.frontend.load import load_model
+from edgepack.frontend.load import load_model
 from edgepack.kernels.tiles.partition import LAUNCH_CYCLES
 from edgepack.model import ModelSpec
 from tests.onnx_models import Builder

@@ -18,12 +18,12 @@ from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from edgepack.compiler.bound import Bound
-from edgepack.compiler.errors import DataSizeError
-from edgepack.compiler.frontend.bounded import fix_sizes
-from edgepack.compiler.frontend.bounded.rules import RULES
-from edgepack.compiler.frontend.bounded.size import Size, count
-from edgepack.compiler.frontend.bounded.values import part_of
+from edgepack.frontend.bound import Bound
+from edgepack.frontend.bounded import fix_sizes
+from edgepack.frontend.bounded.rules import RULES
+from edgepack.frontend.bounded.size import Size, count
+from edgepack.frontend.bounded.values import part_of
+from edgepack.frontend.errors import DataSizeError
 from tests.bodies import Body, graph
 from tests.onnx_models import Builder
 

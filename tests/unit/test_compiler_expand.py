@@ -11,10 +11,10 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from edgepack.compiler.errors import ImportModelError
-from edgepack.compiler.frontend import control
-from edgepack.compiler.frontend.expand import expand
-from edgepack.compiler.frontend.folding import (
+from edgepack.frontend import control
+from edgepack.frontend.errors import ImportModelError
+from edgepack.frontend.expand import expand
+from edgepack.frontend.folding import (
     NEWEST_OPSET,
     fold_by_onnxruntime,
     fold_by_reference,

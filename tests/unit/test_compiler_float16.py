@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edgepack.compiler.frontend.float16 import widen
+from edgepack.frontend.float16 import widen
 
 HALF = TensorProto.FLOAT16
 

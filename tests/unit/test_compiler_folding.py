@@ -12,8 +12,8 @@ import tvm
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
-from edgepack.compiler.frontend import folding
-from edgepack.compiler.frontend.folding import FoldByNumpy
+from edgepack.frontend import folding
+from edgepack.frontend.folding import FoldByNumpy
 from tests.onnx_models import Builder
 from tests.targets import save_cases
 

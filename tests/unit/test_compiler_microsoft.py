@@ -10,8 +10,8 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from edgepack.compiler.frontend.expand import expand
-from edgepack.compiler.frontend.microsoft import DOMAIN
+from edgepack.frontend.expand import expand
+from edgepack.frontend.microsoft import DOMAIN
 from edgepack.model import walk_nodes
 from tests.onnx_models import Builder
 

@@ -11,11 +11,11 @@ import onnx.reference
 import pytest
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from edgepack.compiler.errors import UnsupportedOperatorError
-from edgepack.compiler.frontend import operators
-from edgepack.compiler.frontend.expand import expand
-from edgepack.compiler.frontend.importer import import_model
-from edgepack.compiler.frontend.load import load_model
+from edgepack.frontend import operators
+from edgepack.frontend.errors import UnsupportedOperatorError
+from edgepack.frontend.expand import expand
+from edgepack.frontend.importer import import_model
+from edgepack.frontend.load import load_model
 from edgepack.model import ModelSpec
 from tests.onnx_models import Builder
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edgepack.compiler.frontend import importer
-from edgepack.compiler.frontend.load import load_model
 from edgepack.compiler.place.placement import JointOf, PlacedLayer, Placement, ViewAt, place_layers
+from edgepack.frontend import importer
+from edgepack.frontend.load import load_model
 from edgepack.kernels.layer import Convolution
 from edgepack.kernels.rules.convolution import merged_groups
 from edgepack.kernels.tiles.cpu import AVX512, CORTEX_A72, CpuModel

@@ -14,14 +14,14 @@ from tvm import relax
 from edgepack.boards import get_board
 from edgepack.compiler.backend import bind, schedule
 from edgepack.compiler.backend.llvm import tvm_target
-from edgepack.compiler.frontend import importer, integer_reference, qdq
-from edgepack.compiler.frontend.importer import import_model
-from edgepack.compiler.frontend.load import load_model
 from edgepack.compiler.layers.fuse import fuse
 from edgepack.compiler.layers.quantized_weights import keep_integers
 from edgepack.compiler.layers.read import read_layers
 from edgepack.compiler.place import lower
 from edgepack.flow.reference import run_reference
+from edgepack.frontend import importer, integer_reference, qdq
+from edgepack.frontend.importer import import_model
+from edgepack.frontend.load import load_model
 from edgepack.kernels import integer
 from edgepack.kernels.layer import Convolution, Dequantize, Layer, Quantize
 from edgepack.model import ModelSpec

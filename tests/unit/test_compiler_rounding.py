@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from edgepack.compiler.frontend import ranges, rounding
-from edgepack.compiler.precision import LEAST_WINOGRAD_DB
+from edgepack.frontend import ranges, rounding
+from edgepack.frontend.precision import LEAST_WINOGRAD_DB
 from edgepack.kernels.tiles import toom_cook
 from tests.onnx_models import Builder
 

@@ -18,9 +18,9 @@ from edgepack.boards import Cluster, get_board
 from edgepack.compiler.backend import parallel
 from edgepack.compiler.backend.llvm import tvm_target
 from edgepack.compiler.backend.schedule.pieces import cut, substitute
-from edgepack.compiler.frontend import importer
-from edgepack.compiler.frontend.load import load_model
 from edgepack.compiler.place import lower
+from edgepack.frontend import importer
+from edgepack.frontend.load import load_model
 from edgepack.kernels.tiles import tir
 from edgepack.kernels.tiles.cpu import CORTEX_A53
 from edgepack.kernels.tiles.element import FLOAT32

@@ -14,15 +14,15 @@ from edgepack.compiler import plan_model
 from edgepack.compiler.backend.llvm import tvm_target
 from edgepack.compiler.backend.plan import Plan
 from edgepack.compiler.backend.report import LayerReport
-from edgepack.compiler.frontend import importer
-from edgepack.compiler.frontend.load import load_model
 from edgepack.compiler.layers.fuse import fuse
 from edgepack.compiler.layers.read import read_layers
 from edgepack.compiler.layers.tensors import variables
 from edgepack.compiler.place import lower
 from edgepack.compiler.place.headroom import Headroom
 from edgepack.compiler.place.order import as_late_as_possible
-from edgepack.compiler.precision import Precision
+from edgepack.frontend import importer
+from edgepack.frontend.load import load_model
+from edgepack.frontend.precision import Precision
 from edgepack.kernels.choices import UNLIMITED
 from edgepack.kernels.layer import Convolution, Layer
 from edgepack.kernels.tiles.cpu import CORTEX_A72

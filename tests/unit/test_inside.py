@@ -16,6 +16,7 @@ from edgepack.compiler.backend import inside
 from edgepack.compiler.backend.build import build_library
 from edgepack.compiler.backend.kernel import Kernel
 from edgepack.compiler.backend.llvm import tvm_target
+from edgepack.kernels.outside import Outside, fail_unless
 from edgepack.kernels.tiles import tir
 from edgepack.native.toolchain import select
 
@@ -133,9 +134,7 @@ def test_stores_are_bounded_too() -> None:
 def test_a_comparison_does_not_outlive_what_it_read() -> None:
     """A counter that is stored anew after it was compared may be anywhere again."""
     counter = tir.Local("counter", 1, "int32")
-    check = inside.fail_unless(
-        tirx.And(counter.get() >= 0, counter.get() < 16), inside.Outside("", 0, 15)
-    )
+    check = fail_unless(tirx.And(counter.get() >= 0, counter.get() < 16), Outside("", 0, 15))
     use = tir.store(RESULT, picked(counter.get()), [0, 0])
     move = counter.set(counter.get() + 1)
     start = [counter.declare(), counter.set(tirx.Cast("int32", tir.load(INDEX, [0])))]

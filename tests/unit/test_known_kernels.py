@@ -13,13 +13,13 @@ from tvm import tirx
 from edgepack.boards import get_board
 from edgepack.compiler import plan_model
 from edgepack.compiler.backend.kernel import Facts, KeptFacts, Kernel
-from edgepack.compiler.frontend import importer
-from edgepack.compiler.frontend.load import load_model
 from edgepack.compiler.place import emit
 from edgepack.compiler.place.emit import _Kernels
 from edgepack.compiler.place.placement import place_layers
-from edgepack.compiler.precision import FULL, Precision
 from edgepack.compiler.settings import CompileSettings
+from edgepack.frontend import importer
+from edgepack.frontend.load import load_model
+from edgepack.frontend.precision import FULL, Precision
 from edgepack.kernels import key as known
 from edgepack.kernels.choices import Way
 from edgepack.kernels.key import key_of_site

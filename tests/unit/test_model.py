@@ -10,10 +10,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from edgepack.base.errors import ModelError, UsageError
-from edgepack.compiler.errors import UnsupportedOperatorError
-from edgepack.compiler.frontend.inspect import inspect_model
-from edgepack.compiler.frontend.load import load_model
 from edgepack.flow.reference import run_reference
+from edgepack.frontend.errors import UnsupportedOperatorError
+from edgepack.frontend.inspect import inspect_model
+from edgepack.frontend.load import load_model
 from edgepack.model import ModelSpec, infer_shapes, read_model, tensor_info
 from edgepack.model.constants import Constant
 from edgepack.model.errors import (

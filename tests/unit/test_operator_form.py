@@ -12,9 +12,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType
 
-from edgepack.compiler.frontend import integer_reference
-from edgepack.compiler.frontend.operator_form import as_pairs
-from edgepack.compiler.frontend.qdq import NODE
+from edgepack.frontend import integer_reference
+from edgepack.frontend.operator_form import as_pairs
+from edgepack.frontend.qdq import NODE
 from tests.quantized_models import block, by_onnxruntime, chain, photos
 
 

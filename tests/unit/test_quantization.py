@@ -14,8 +14,8 @@ import pytest
 from onnx import numpy_helper
 
 from edgepack.cli import main
-from edgepack.compiler.frontend import integer_reference
-from edgepack.compiler.frontend.qdq import NODE
+from edgepack.frontend import integer_reference
+from edgepack.frontend.qdq import NODE
 from edgepack.quantization import mixed
 from edgepack.quantization.biases import correct_biases
 from edgepack.quantization.equalise import equalise_channels

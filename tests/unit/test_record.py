@@ -12,7 +12,7 @@ import pytest
 import tvm_ffi
 from tvm import relax
 
-from edgepack.compiler.private import packed_name, private_call, read_private, stands_for
+from edgepack.frontend.private import packed_name, private_call, read_private, stands_for
 from edgepack.kernels import integer
 from edgepack.kernels.layer import DynamicIntegers, DynamicRange, DynamicSums, Quantized
 from edgepack.kernels.record import from_parts, to_parts

@@ -10,7 +10,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edgepack.base.errors import ConfigError, MismatchError
-from edgepack.compiler.frontend.load import load_model
 from edgepack.flow.reference import (
     ExpectedClassError,
     Reference,
@@ -23,6 +22,7 @@ from edgepack.flow.reference import (
     run_reference,
     top_k,
 )
+from edgepack.frontend.load import load_model
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo
 from edgepack.model.session import without_saturation
 from edgepack.preprocess.image import ImageNotFoundError

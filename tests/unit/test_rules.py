@@ -12,7 +12,7 @@ import pytest
 
 from edgepack.boards import get_board
 from edgepack.compiler import plan_model
-from edgepack.compiler.frontend.load import load_model
+from edgepack.frontend.load import load_model
 from edgepack.kernels import rules
 from edgepack.kernels.rules.rule import Rule
 from edgepack.kernels.rules.table import RULES

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from edgepack.compiler.frontend.load import load_model
+from edgepack.frontend.load import load_model
 from edgepack.model import ModelSpec
 from edgepack.model.errors import DynamicShapeError
 from tests.onnx_models import Builder

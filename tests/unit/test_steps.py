@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from edgepack.compiler.frontend import importer
-from edgepack.compiler.frontend.load import load_model
 from edgepack.compiler.place.placement import place_layers
 from edgepack.compiler.place.steps import (
     CopyStep,
@@ -20,6 +18,8 @@ from edgepack.compiler.place.steps import (
     UnpackStep,
     steps_of,
 )
+from edgepack.frontend import importer
+from edgepack.frontend.load import load_model
 from edgepack.kernels.tiles.cpu import CORTEX_A72
 from edgepack.model import ModelSpec
 from tests.onnx_models import Builder

@@ -31,7 +31,9 @@ from tests.onnx_models import Builder
 
 PACKAGE = Path(__file__).parents[2] / "edgepack"
 SOURCES = [
-    source for room in ("compiler", "kernels", "model") for source in (PACKAGE / room).rglob("*.py")
+    source
+    for room in ("compiler", "frontend", "kernels", "model")
+    for source in (PACKAGE / room).rglob("*.py")
 ]
 
 # Names that are used, each with the test of it below.

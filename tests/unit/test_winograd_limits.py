@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from edgepack.boards import get_board
-from edgepack.compiler.frontend.load import load_model
 from edgepack.compiler.planning import Planner
-from edgepack.compiler.precision import Precision
 from edgepack.compiler.settings import CompileSettings
+from edgepack.frontend.load import load_model
+from edgepack.frontend.precision import Precision
 from edgepack.model import ModelSpec
 from tests.onnx_models import Builder
 

@@ -16,7 +16,7 @@ namespace {
 constexpr std::size_t kTensorAlignment = 64;
 constexpr std::size_t kMaxDims = 16;
 /// Turns of one loop, turns of loops inside of each other together, and how many of those: no plan
-/// runs for ever. As edgepack/compiler/frontend/blocks.py has them.
+/// runs for ever. As edgepack/frontend/blocks.py has them.
 constexpr std::int64_t kMostTurns = 1 << 20;
 constexpr std::uint64_t kMostTogether = std::uint64_t{1} << 32;
 constexpr std::size_t kMostDepth = 8;

@@ -13,7 +13,6 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from edgepack.compiler.backend import storage
 from edgepack.compiler.backend.draft import PlanDraft
 from edgepack.compiler.backend.kernel import Kernel
 from edgepack.compiler.backend.place import place_values
@@ -28,7 +27,8 @@ from edgepack.compiler.backend.plan import (
 )
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.backend.share import put_results, reuse_arguments
-from edgepack.compiler.bound import Bound
+from edgepack.frontend import storage
+from edgepack.frontend.bound import Bound
 from edgepack.kernels.tiles import tir
 from edgepack.model import LoadedModel, TensorInfo
 from edgepack.model.errors import StateError

@@ -16,7 +16,6 @@ from tvm import relax, tirx
 
 from edgepack.compiler.backend.kernel import Kernel
 from edgepack.compiler.backend.report import LayerReport
-from edgepack.compiler.backend.storage import view
 from edgepack.compiler.gpu import (
     convolution,
     epilogue,
@@ -31,7 +30,8 @@ from edgepack.compiler.gpu.kernel import DeviceKernel
 from edgepack.compiler.layers.fuse import fuse
 from edgepack.compiler.layers.read import read_each
 from edgepack.compiler.layers.tensors import constant_of, shape_of, variables
-from edgepack.compiler.precision import Precision, misfit
+from edgepack.frontend.precision import Precision, misfit
+from edgepack.frontend.storage import view
 from edgepack.gpus import Gpu
 from edgepack.kernels.layer import (
     Convolution,

@@ -11,23 +11,22 @@ import tvm
 from edgepack.base import apart
 from edgepack.base.errors import ModelError
 from edgepack.boards import Board
-from edgepack.compiler import memory
 from edgepack.compiler.backend import bind, llvm, schedule
 from edgepack.compiler.backend.bind import Lowered, LoweredBlock
 from edgepack.compiler.backend.kernel import Kernel
 from edgepack.compiler.backend.plan import Plan
 from edgepack.compiler.backend.report import LayerReport
-from edgepack.compiler.frontend import importer, ranges
-from edgepack.compiler.frontend.float16 import widen
-from edgepack.compiler.frontend.load import CheckedModel
-from edgepack.compiler.frontend.qdq import Recognition
 from edgepack.compiler.gpu import lower as gpu_lower
 from edgepack.compiler.gpu.dialect import CUDA, whole_text
 from edgepack.compiler.gpu.kernel import DeviceKernel
 from edgepack.compiler.gpu.nvrtc import Nvrtc, find_nvrtc
 from edgepack.compiler.gpu.transfers import find_copies
 from edgepack.compiler.place import lower
-from edgepack.compiler.precision import Precision
+from edgepack.frontend import importer, memory, ranges
+from edgepack.frontend.float16 import widen
+from edgepack.frontend.load import CheckedModel
+from edgepack.frontend.precision import Precision
+from edgepack.frontend.qdq import Recognition
 from edgepack.gpus import Gpu
 
 

@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 
 from edgepack.compiler.layers.tensors import ValueTable, constant_of, dtype_of, shape_of
-from edgepack.compiler.private import read_private
+from edgepack.frontend.private import read_private
 from edgepack.kernels.layer import (
     DynamicIntegers,
     DynamicRange,

@@ -14,7 +14,7 @@ import tvm
 from tvm import relax
 
 from edgepack.compiler.layers.tensors import constant_of, shape_of, variables
-from edgepack.compiler.private import private_call, read_private
+from edgepack.frontend.private import private_call, read_private
 from edgepack.kernels.layer import Quantized
 
 _INTEGERS = ("int8", "uint8")

@@ -29,7 +29,7 @@ from edgepack.compiler.layers.tensors import (
     shape_of_type,
     variables,
 )
-from edgepack.compiler.private import read_private
+from edgepack.frontend.private import read_private
 from edgepack.kernels import integer
 from edgepack.kernels.axis import ResizeAttributes, pad_positions
 from edgepack.kernels.layer import (

@@ -17,7 +17,7 @@ from tvm import relax
 from edgepack.compiler.layers.fuse import MAX_STEPS, reads_start, without_first
 from edgepack.compiler.layers.plain import Read, read_plain
 from edgepack.compiler.layers.tensors import constant_of, shape_of, variables
-from edgepack.compiler.private import stands_for
+from edgepack.frontend.private import stands_for
 from edgepack.kernels.layer import DynamicSums, RowProduct
 from edgepack.kernels.tiles.expression import (
     FUNCTIONS,

@@ -11,7 +11,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from edgepack.compiler.origin import origin_of
+from edgepack.frontend.origin import origin_of
 from edgepack.kernels.value import Origin, Value, extent_of
 
 

@@ -17,10 +17,8 @@ from edgepack.base import apart
 from edgepack.compiler.backend.code import kept_code
 from edgepack.compiler.backend.kernel import KeptFacts, Kernel
 from edgepack.compiler.backend.report import LayerReport, Stored
-from edgepack.compiler.backend.storage import joint, view
 from edgepack.compiler.layers.plain import DYNAMIC
 from edgepack.compiler.layers.tensors import ValueTable, shape_of_type
-from edgepack.compiler.origin import origin_of
 from edgepack.compiler.place.placement import Placement, place_layers
 from edgepack.compiler.place.steps import (
     CastStep,
@@ -38,8 +36,10 @@ from edgepack.compiler.place.steps import (
     ViewStep,
     steps_of,
 )
-from edgepack.compiler.private import packed_name, stands_for
 from edgepack.compiler.settings import DEFAULTS, CompileSettings
+from edgepack.frontend.origin import origin_of
+from edgepack.frontend.private import packed_name, stands_for
+from edgepack.frontend.storage import joint, view
 from edgepack.kernels.key import key_of_site
 from edgepack.kernels.layer import Layer
 from edgepack.kernels.rules.rule import LayerKernel, product

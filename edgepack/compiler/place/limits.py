@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from edgepack.compiler.precision import Precision
+from edgepack.frontend.precision import Precision
 from edgepack.kernels.layer import (
     Concatenation,
     Conversion,

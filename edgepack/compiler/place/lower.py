@@ -12,12 +12,12 @@ from tvm import relax
 
 from edgepack.base import apart
 from edgepack.compiler import place
-from edgepack.compiler.errors import DATA_SHAPE_HINT, ImportModelError
 from edgepack.compiler.layers.quantized_weights import keep_integers
 from edgepack.compiler.layers.quotients import as_products
-from edgepack.compiler.origin import origin_of
 from edgepack.compiler.place.legalize import LEGALIZATIONS
 from edgepack.compiler.settings import DEFAULTS, CompileSettings
+from edgepack.frontend.errors import DATA_SHAPE_HINT, ImportModelError
+from edgepack.frontend.origin import origin_of
 from edgepack.kernels.value import Origin
 from edgepack.model import LoadedModel
 from edgepack.model.errors import DynamicShapeError

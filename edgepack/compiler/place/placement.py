@@ -26,8 +26,8 @@ from edgepack.compiler.place.limits import with_small_tiles
 from edgepack.compiler.place.order import as_late_as_possible
 from edgepack.compiler.place.rows import rule_of_rows, with_results_in_queries
 from edgepack.compiler.place.streams import in_rows_where_faster, with_streams
-from edgepack.compiler.precision import Precision, misfit
 from edgepack.compiler.settings import DEFAULTS, CompileSettings
+from edgepack.frontend.precision import Precision, misfit
 from edgepack.kernels.choices import Choices, Way
 from edgepack.kernels.integer import IntegerOperator
 from edgepack.kernels.layer import (

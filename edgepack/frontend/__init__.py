@@ -1,0 +1,1 @@
+"""ONNX -> Relax, and what a model has in it before it is compiled."""

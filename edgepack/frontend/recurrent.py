@@ -1,0 +1,229 @@
+"""LSTM, GRU and RNN: a product over all steps for the inputs, and a kernel for the state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from tvm import relax
+
+from edgepack.frontend.conversions import Node
+from edgepack.frontend.errors import UnsupportedFormError
+from edgepack.frontend.positions import Reach
+from edgepack.frontend.quantized_by_definition import dynamic_quantize_linear
+from edgepack.kernels.whole.recurrent import GATES, Activation, Recurrent, activation
+
+# Activations of one direction where the node names none.
+_DEFAULT = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
+
+
+def lstm(node: Node) -> relax.Expr:
+    """LSTM with peepholes, lengths, initial states, coupled gates, both directions and layouts."""
+    return _layer(node, "LSTM")
+
+
+def gru(node: Node) -> relax.Expr:
+    """GRU, with the reset gate before or after the product."""
+    return _layer(node, "GRU")
+
+
+def rnn(node: Node) -> relax.Expr:
+    """The plain recurrent layer."""
+    return _layer(node, "RNN")
+
+
+def dynamic_lstm(node: Node) -> relax.Expr:
+    """DynamicQuantizeLSTM: the inputs rounded once, the states before each step.
+
+    The weights become floats again. Raises UnsupportedFormError for inputs that are constants.
+    """
+    data, weights, recurrence, *rest = (*node.inputs, *[None] * 9)[:12]
+    states, scales = rest[:5], rest[5:]
+    found = dynamic_quantize_linear(replace(node, inputs=[data]))
+    if found is None:
+        raise UnsupportedFormError("its input is a constant")
+    whole, step, zero = (node.emit(item) for item in found.fields)
+    given = [
+        _real(node, whole, step, zero),
+        *(
+            node.emit(relax.op.permute_dims(_real(node, item, scale, point), [0, 2, 1]))
+            for item, scale, point in ((weights, *scales[:2]), (recurrence, *scales[2:4]))
+        ),
+    ]
+    return _layer(replace(node, inputs=[*given, *states]), "LSTM", quantised=True)
+
+
+def _real(node: Node, whole: relax.Expr, scale: relax.Expr, zero: relax.Expr | None) -> relax.Expr:
+    """Integers as the floats they stand for; a scale per direction, or per direction and column."""
+
+    def wide(item: relax.Expr) -> relax.Expr:
+        item = node.emit(relax.op.astype(item, "float32"))
+        if item.ty.ndim == 0:
+            return item
+        directions, *columns = _shape(item)
+        return node.emit(relax.op.reshape(item, [directions, 1, *(columns or [1])]))
+
+    made = node.emit(relax.op.astype(whole, "float32"))
+    if zero is not None:
+        made = node.emit(relax.op.subtract(made, wide(zero)))
+    return node.emit(relax.op.multiply(made, wide(scale)))
+
+
+def _layer(node: Node, kind: str, *, quantised: bool = False) -> relax.Expr:
+    attributes = node.attributes
+    data, weights, recurrence, bias, lengths, hidden, cell, peepholes = (*node.inputs, *[None] * 5)[
+        :8
+    ]
+    by_batch = bool(attributes.get("layout", 0))
+    if by_batch:
+        data, hidden, cell = (
+            None if item is None else node.emit(relax.op.permute_dims(item, [1, 0, 2]))
+            for item in (data, hidden, cell)
+        )
+    steps, batch, _ = _shape(data)
+    directions, _, size = _shape(recurrence)
+    if lengths is not None:
+        lengths = node.positions(lengths, [Reach(0, steps)], "sequence_lens")
+    dtype = str(data.ty.dtype)
+    way = attributes.get("direction", b"forward").decode()
+
+    def zeros(*shape: int) -> relax.Expr:
+        return relax.const(np.zeros(shape), dtype)
+
+    def part(item: relax.Expr, direction: int) -> relax.Expr:
+        """Of one direction."""
+        shape = _shape(item)
+        picked = relax.op.strided_slice(item, [0], [direction], [direction + 1])
+        return node.emit(relax.op.reshape(node.emit(picked), shape[1:]))
+
+    results: list[list[relax.Expr]] = []
+    for direction in range(directions):
+        layer = Recurrent(
+            kind=kind,
+            steps=steps,
+            batch=batch,
+            size=size,
+            dtype=dtype,
+            activations=_activations(node, kind, direction, dtype),
+            cpu=node.cpu,
+            backwards=way == "reverse" or direction == 1,
+            clip=float(attributes.get("clip", 0.0)),
+            joined=bool(attributes.get("input_forget", 0)),
+            reset_after=bool(attributes.get("linear_before_reset", 0)) and kind == "GRU",
+            has_lengths=lengths is not None,
+            has_peepholes=kind == "LSTM" and peepholes is not None,
+            quantised=quantised,
+        )
+        width = GATES[kind] * size
+        rows = node.emit(relax.op.reshape(data, [steps * batch, _shape(data)[2]]))
+        turned = node.emit(relax.op.permute_dims(part(weights, direction), [1, 0]))
+        gates = node.emit(relax.op.matmul(rows, _in_units(node, turned, layer)))
+        given = {
+            **_panels(node, part(recurrence, direction), layer),
+            "hidden": zeros(batch, size) if hidden is None else part(hidden, direction),
+            "cell": zeros(batch, size) if cell is None else part(cell, direction),
+            "bias": zeros(size),
+            "peepholes": None if peepholes is None else part(peepholes, direction),
+            "lengths": lengths,
+        }
+        if bias is not None:
+            ours = part(bias, direction)
+            first, second = (
+                node.emit(relax.op.strided_slice(ours, [0], [start], [start + width]))
+                for start in (0, width)
+            )
+            if layer.reset_after:
+                given["bias"] = node.emit(
+                    relax.op.strided_slice(second, [0], [2 * size], [3 * size])
+                )
+                kept = node.emit(relax.op.strided_slice(second, [0], [0], [2 * size]))
+                second = node.emit(relax.op.concat([kept, zeros(size)], 0))
+            both = _in_units(node, node.emit(relax.op.add(first, second)), layer)
+            gates = node.emit(relax.op.add(gates, both))
+        given["gates"] = node.emit(relax.op.reshape(gates, [steps, batch, layer.width]))
+        if layer.reset_after:
+            given["bias"] = _in_units(node, given["bias"], layer)
+        made = node.call(
+            kind.lower(),
+            layer.function(),
+            [given[name] for name in layer.inputs()],
+            list(layer.results().values()),
+        )
+        results.append(made[:-1])
+    axes = [2, 1, 1] if by_batch else [1, 0, 0]
+    return relax.Tuple(
+        [
+            _together(node, [made[number] for made in results], axes[number], by_batch)
+            for number in range(len(results[0]))
+        ]
+    )
+
+
+def _in_units(node: Node, item: relax.Expr, layer: Recurrent) -> relax.Expr:
+    """The last axis, of one or more gates, with zeros where a gate's last block has no units."""
+    *outer, elements = _shape(item)
+    missing = layer.units - layer.size
+    if not missing:
+        return item
+    gates = elements // layer.size
+    apart = node.emit(relax.op.reshape(item, [*outer, gates, layer.size]))
+    padded = node.emit(relax.op.nn.pad(apart, [0, 0] * (len(outer) + 1) + [0, missing]))
+    return node.emit(relax.op.reshape(padded, [*outer, gates * layer.units]))
+
+
+def _panels(node: Node, recurrence: relax.Expr, layer: Recurrent) -> dict[str, relax.Expr]:
+    """The weights of the state (gates * size, size), of each pass in the order of its reading."""
+    turned = node.emit(relax.op.permute_dims(recurrence, [1, 0]))
+    padded = _in_units(node, turned, layer)
+    blocks = layer.units // layer.block
+    apart = node.emit(relax.op.reshape(padded, [layer.size, -1, blocks, layer.block]))
+    panels = node.emit(relax.op.permute_dims(apart, [2, 0, 1, 3]))
+    if len(layer.passes) == 1:
+        return {"weights0": panels}
+    return {
+        f"weights{number}": node.emit(
+            relax.op.strided_slice(panels, [2], [gates.start], [gates.stop])
+        )
+        for number, gates in enumerate(layer.passes)
+    }
+
+
+def _together(node: Node, parts: Sequence[relax.Expr], axis: int, by_batch: bool) -> relax.Expr:
+    """One result of all directions along a new axis."""
+    if by_batch and len(_shape(parts[0])) == 3:
+        parts = [node.emit(relax.op.permute_dims(part, [1, 0, 2])) for part in parts]
+    wide = [node.emit(relax.op.expand_dims(part, axis)) for part in parts]
+    return wide[0] if len(wide) == 1 else node.emit(relax.op.concat(wide, axis))
+
+
+def _activations(node: Node, kind: str, direction: int, dtype: str) -> list[Activation]:
+    """Those of one direction, each with the parameters that it takes of the node's lists."""
+    count = len(_DEFAULT[kind])
+    names = [name.decode() for name in node.attributes.get("activations", ())] or _DEFAULT[kind] * 2
+    alphas, betas = (
+        list(node.attributes.get(f"activation_{which}", ())) for which in ("alpha", "beta")
+    )
+    made = []
+    for number, name in enumerate(names):
+        takes = _PARAMETERS.get(name.lower(), 0)
+        alpha = alphas.pop(0) if takes > 0 and alphas else None
+        beta = betas.pop(0) if takes > 1 and betas else None
+        if direction * count <= number < (direction + 1) * count:
+            made.append(activation(name, alpha, beta, dtype))
+    return made
+
+
+# How many parameters an activation has.
+_PARAMETERS = {
+    "affine": 2,
+    "elu": 1,
+    "hardsigmoid": 2,
+    "leakyrelu": 1,
+    "scaledtanh": 2,
+    "thresholdedrelu": 1,
+}
+
+
+def _shape(item: relax.Expr) -> list[int]:
+    return [int(extent) for extent in item.ty.shape]
