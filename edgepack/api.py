@@ -109,7 +109,7 @@ def check(
     **settings: Any,
 ) -> Checked:
     """What the reference, onnxruntime, sees in photos on this machine; without any, in the
-    project's own. Its `check_expected` raises if that is not what is expected.
+    project's own. Its `check_expected` raises if that is not what is expected, or tests nothing.
 
     `rows` is a CSV file for a model of tables, `target` the column with the right answers."""
     from edgepack.flow.check import check_project, check_rows

@@ -123,6 +123,7 @@ def _data(project: Project, checked: Checked) -> dict[str, Any]:
         ],
         "expected": checked.expected,
         **({"agreement": asdict(checked.agreement)} if checked.agreement else {}),
+        **({"senseless": checked.senseless.message} if checked.senseless else {}),
     }
 
 

@@ -12,12 +12,15 @@ import numpy as np
 
 from edgepack.base.errors import ConfigError
 from edgepack.base.page import Tabular
+from edgepack.bundle.bundle import Golden
 from edgepack.flow.evaluate_rows import Answering, Errors, Number
+from edgepack.flow.golden import SenselessGoldenError
 from edgepack.flow.job import (
     bound_postprocess,
     check_classes,
     check_labels,
     class_output,
+    golden_words,
     outputs_hint,
     spec_of,
 )
@@ -36,8 +39,9 @@ from edgepack.flow.results import golden_results
 from edgepack.flow.rows import read_rows
 from edgepack.flow.sinks import prove_sinks
 from edgepack.flow.stages import StageReferences, labels_of_all, open_stages
+from edgepack.flow.verify import check_tells
 from edgepack.frontend.load import load_model
-from edgepack.model import TensorInfo, batch_of
+from edgepack.model import LoadedModel, TensorInfo, batch_of
 from edgepack.model.meanings import as_meant
 from edgepack.postprocess.results import Results
 from edgepack.preprocess.image import load_image
@@ -115,6 +119,7 @@ class Checked(Tabular):
 
     `mending` is a change of it with which the first photo is seen as expected, if it is not.
     `hint` is how to say what the outputs hold, if nobody has and they are no scores of classes.
+    `senseless` is why the project's own photo or input would test nothing on a board, if so.
     """
 
     inputs: tuple[TensorInfo, ...]
@@ -125,6 +130,7 @@ class Checked(Tabular):
     mending: Mending | None = None
     hint: str = ""
     agreement: RowsAgreement | None = None
+    senseless: SenselessGoldenError | None = None
 
     def rows(self) -> list[dict[str, Any]]:
         """The classes, things and outputs that are seen in each photo, best first."""
@@ -149,7 +155,10 @@ class Checked(Tabular):
         return [{key: row.get(key) for key in keys} for row in found]
 
     def check_expected(self) -> None:
-        """Raise `ExpectedClassError` if the first photo is not seen as the expected class."""
+        """Raise `ExpectedClassError` if the first photo is not seen as the expected class, and
+        `SenselessGoldenError` if a deploy would refuse it, since it tests nothing."""
+        if self.senseless is not None:
+            raise self.senseless
         first = self.seen[0]
         top = first.top or (first.results and first.results.top) or ()
         if self.expected is None or first.image is None or not top:
@@ -223,9 +232,12 @@ def check_project(project: Project, images: Sequence[Path] = (), *, top: int = 5
         )
     seen = []
     output = class_output(model, postprocess)
+    senseless = None
     for photo in photos:
         files = () if images else project.golden_input
         golden = make_golden(model, preprocess=preprocess, image=photo, files=files)
+        if not images and project.verify:
+            senseless = _why_senseless(project, model, golden)
         if postprocess is not None:
             names = [info.name for info in model.outputs]
             results, _ = golden_results(golden, names, postprocess, preprocess, labels or ())
@@ -251,9 +263,12 @@ def check_project(project: Project, images: Sequence[Path] = (), *, top: int = 5
         seen=tuple(seen),
         expected=None if images else project.expected_class,
         hint=outputs_hint(model) if postprocess is None and output is None else "",
+        senseless=senseless,
     )
     photo = photos[0]
     if preprocess is None or photo is None or checked.expected is None or output is None:
+        return checked
+    if senseless is not None:
         return checked
     try:
         checked.check_expected()
@@ -261,3 +276,13 @@ def check_project(project: Project, images: Sequence[Path] = (), *, top: int = 5
         mending = find_mending(model, preprocess, photo, checked.expected, output)
         return dataclasses.replace(checked, mending=mending)
     return checked
+
+
+def _why_senseless(
+    project: Project, model: LoadedModel, golden: Golden
+) -> SenselessGoldenError | None:
+    try:
+        check_tells(model, golden.inputs, golden.outputs, given=golden_words(project))
+    except SenselessGoldenError as error:
+        return error
+    return None

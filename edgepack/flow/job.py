@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from edgepack.base.apart import Limits
 from edgepack.base.errors import ConfigError, UsageError, perhaps
+from edgepack.base.paths import NotCachedError, only_cached
 from edgepack.base.process import Beside
 from edgepack.base.progress import NO_PROGRESS, Progress, end_step
 from edgepack.base.tables import to_toml
@@ -36,7 +37,13 @@ from edgepack.flow.preprocess_diagnosis import find_mending
 from edgepack.flow.project import Project, read_labels
 from edgepack.flow.quantized import describe_quantization, find_precision, read_quantization
 from edgepack.flow.records import Chosen, Trial, choose_for_cpu, read_records, shipped_records
-from edgepack.flow.reference import Array, ExpectedClassError, golden_inputs, make_golden
+from edgepack.flow.reference import (
+    Array,
+    ExpectedClassError,
+    ReferenceRunError,
+    golden_inputs,
+    make_golden,
+)
 from edgepack.flow.results import check_results, check_stages, golden_results
 from edgepack.flow.sinks import fetch_mosquitto, prove_sinks
 from edgepack.flow.stages import (
@@ -47,10 +54,7 @@ from edgepack.flow.stages import (
     project_of,
 )
 from edgepack.flow.tolerances import golden_tolerance, tolerance_of
-from edgepack.flow.verify import (
-    make_cases,
-    verify,
-)
+from edgepack.flow.verify import check_tells, make_cases, verify
 from edgepack.frontend.precision import COMPUTE, FULL, Precision
 from edgepack.gate import gate
 from edgepack.gpus import Gpu, find_local
@@ -432,7 +436,7 @@ def choose_tuned_for(job: Job, compiled: CompiledModel) -> Chosen:
     return Chosen(choices=choices, records=tuple(records) if choices else ())
 
 
-def _golden(job: Job, compiled: CompiledModel) -> Golden:
+def _golden(job: Job, floats: Collection[str] = ()) -> Golden:
     """As `make_golden`, whose `ExpectedClassError` names what would mend it, if anything does."""
     image, expected = job.project.golden_image, job.project.expected_class
     output = class_output(job.model, job.postprocess)
@@ -445,7 +449,7 @@ def _golden(job: Job, compiled: CompiledModel) -> Golden:
             expected_class=expected,
             labels=job.labels,
             class_output=output,
-            floats=compiled.floats,
+            floats=floats,
         )
     except ExpectedClassError as error:
         if image is None or expected is None or output is None or job.preprocess is None:
@@ -456,7 +460,7 @@ def _golden(job: Job, compiled: CompiledModel) -> Golden:
         raise ExpectedClassError(error.message, hint=str(mending)) from None
 
 
-def _golden_words(project: Project) -> str:
+def golden_words(project: Project) -> str:
     """What the golden input is, for a message."""
     if project.golden_image is not None:
         return f"the photo {project.golden_image}"
@@ -477,6 +481,43 @@ class _Proven:
     tolerance: float
 
 
+def _refuse_early(job: Job, progress: Progress) -> None:
+    """Refuse what the reference alone shows to be wrong with the golden input, before the compiler
+    has worked for it. Raises `SenselessGoldenError`, `ExpectedClassError`, and what `golden_crops`
+    raises.
+    """
+    if _is_compiled(job):
+        return  # the comparison, which comes next, says the same
+    from edgepack.frontend.operator_form import is_quantized
+
+    progress.step("running the reference (onnxruntime)")
+    # Of a quantised model it is not known yet which nodes this board does in float.
+    is_certain = not is_quantized(job.model.proto)
+    try:
+        golden = _golden(job)
+        if job.project.verify:
+            given = golden_words(job.project)
+            check_tells(job.model, golden.inputs, golden.outputs, given=given)
+    except ReferenceRunError:
+        return  # the compiler says more of a model that cannot be run
+    except ExpectedClassError:
+        if is_certain:
+            raise
+        return
+    for _, own in stage_jobs(job, golden) if is_certain else ():
+        _refuse_early(own, progress)
+
+
+def _is_compiled(job: Job) -> bool:
+    """Whether the job's compiled model is in the cache."""
+    try:
+        with only_cached():
+            compile_job(job)
+    except NotCachedError:
+        return False
+    return True
+
+
 def _prove(job: Job, progress: Progress) -> _Proven:
     """The job's model, compiled and compared with the reference."""
     compiled = compile_job(job, progress=progress)
@@ -485,13 +526,14 @@ def _prove(job: Job, progress: Progress) -> _Proven:
     # What is tried here: of two plans that of the CPU.
     tried = job if other is None else other
     progress.step("running the reference (onnxruntime)")
-    golden = _golden(job, compiled)
+    golden = _golden(job, compiled.floats)
     verified = Verified()
     tolerance = tolerance_of(job.project, job.model, compiled)
     if job.project.verify and gpu_of(tried) is not None:
         progress.step(
             "not compared with the reference: no emulator has a GPU; the device is tested"
         )
+        check_tells(job.model, golden.inputs, golden.outputs, given=golden_words(job.project))
     elif job.project.verify:
         verified, ordered = verify(
             job.model,
@@ -500,7 +542,7 @@ def _prove(job: Job, progress: Progress) -> _Proven:
             golden.inputs,
             tolerance=tolerance,
             precision=precision_of(job),
-            given=_golden_words(job.project),
+            given=golden_words(job.project),
             build_local=lambda: compile_job(
                 _local(tried), floats=compiled.floats or None, progress=progress
             ),
@@ -567,9 +609,7 @@ def package_job(job: Job, out: str | Path, *, progress: Progress = NO_PROGRESS) 
     out = Path(out)
     chosen = job.toolchain.toolchain
     need_programs(job.board, chosen)
-    if job.project.golden_image is not None or job.project.golden_input:
-        # A photo that is gray, or no photo, is found before the compiler has worked for it.
-        job_inputs(job)
+    _refuse_early(job, progress)
     progress.step(f"toolchain: {chosen.title}: {job.toolchain.reason}")
     with Beside() as beside:
         app = beside.start(build_runtime, job.board, chosen, progress=progress)

@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from edgepack.compiler.backend.run import run_plan
 from edgepack.compiler.limited import limits_for
 from edgepack.compiler.settings import CompileSettings
 from edgepack.flow.adversarial import PAST, compare_odd, odd_cases
-from edgepack.flow.golden import check_golden
+from edgepack.flow.golden import SenselessGoldenError, check_golden
 from edgepack.flow.ranking import in_order_of, is_drawn
 from edgepack.flow.reference import (
     Array,
@@ -309,6 +309,33 @@ def make_cases(inputs: Sequence[TensorInfo], golden: Sequence[Array]) -> dict[st
         "random": each(lambda info, _: random_input(info, random)),
         "large random": each(large),
     }
+
+
+def check_tells(
+    model: LoadedModel,
+    golden: Sequence[Array],
+    outputs: Sequence[Array],
+    *,
+    given: str,
+    floats: Collection[str] = (),
+) -> None:
+    """Raise `SenselessGoldenError` if `golden` inputs with these `outputs`, the reference's, tell
+    nothing: see `check_golden`. No compiled model is needed."""
+    kept = model.states.values()
+    check_golden(model, outputs, [], given=given, kept=kept)
+    if has_endless_loop(model.proto):
+        return  # as in `verify`
+    others: list[list[Array]] = []
+    for case, inputs in make_cases(model.inputs, golden).items():
+        if case == _GOLDEN:
+            continue
+        others += model_outputs(model.path, model.proto, [inputs], floats)
+        try:
+            check_golden(model, outputs, others, given=given, kept=kept)
+        except SenselessGoldenError:
+            continue
+        return  # one that gives something else is enough
+    check_golden(model, outputs, others, given=given, kept=kept)
 
 
 def difference(

@@ -19,8 +19,11 @@ from edgepack.base.errors import ConfigError, ImageError
 from edgepack.boards import get_board
 from edgepack.compiler import compiled
 from edgepack.flow import job as job_module
+from edgepack.flow.check import check_project
+from edgepack.flow.golden import SenselessGoldenError
 from edgepack.flow.job import Job, compile_task, make_job, package_job
 from edgepack.flow.project import load_project
+from edgepack.flow.reference import ExpectedClassError
 from edgepack.preprocess.image import GrayImageError, NotAnImageError
 from tests.onnx_models import Builder
 
@@ -179,6 +182,14 @@ def test_the_limit_of_pixels_is_what_the_board_or_the_service_holds(
     assert preprocess.max_pixels == max_pixels
 
 
+def nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> None:
+        pytest.fail("something is compiled")
+
+    for name in ("compile_apart", "build_runtime", "build_device_tool"):
+        monkeypatch.setattr(job_module, name, never)
+
+
 @pytest.mark.parametrize(
     ("pixels", "error"),
     [(np.zeros((9, 9), np.uint8), GrayImageError), (None, NotAnImageError)],
@@ -187,11 +198,7 @@ def test_a_photo_that_is_none_is_found_before_anything_is_compiled(
     pixels: np.ndarray | None, error: type[ImageError], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    def never(*_: object, **__: object) -> None:
-        pytest.fail("something is compiled")
-
-    for name in ("compile_job", "build_runtime", "build_device_tool"):
-        monkeypatch.setattr(job_module, name, never)
+    nothing_compiles(monkeypatch)
     net = Builder()
     net.op("Relu", net.conv("x", 3, 8), outputs=["y"])
     net.save(tmp_path / "net.onnx", {"x": [1, 3, 8, 8]}, {"y": [1, 8, 8, 8]})
@@ -206,3 +213,66 @@ def test_a_photo_that_is_none_is_found_before_anything_is_compiled(
     )
     with pytest.raises(error, match=r"photo\.png"):
         package_job(make_job(load_project(file)), tmp_path / "dist")
+
+
+@pytest.mark.parametrize("how", ["random", "tensor", "quantised"])
+@pytest.mark.parametrize(
+    ("operators", "why"),
+    [
+        (["Abs", "Neg", "Sqrt"], "output 'y' is not a number"),
+        (["Abs", "Neg", "Relu"], "all values of 'y' are one"),
+        # Neither NaN nor flat, but not of the input.
+        (["Abs", "Neg", "Relu", "ramp"], "'y' are the same for all inputs"),
+    ],
+)
+def test_a_golden_that_tells_nothing_is_found_before_anything_is_compiled(
+    operators: list[str], why: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing_compiles(monkeypatch)
+    net = Builder()
+    value = "x"
+    if how == "quantised":
+        steps = [net.const(np.float32(0.1)), net.const(np.int8(0))]
+        value = net.op("DequantizeLinear", net.op("QuantizeLinear", value, *steps), *steps)
+    for operator in operators:
+        if operator == "ramp":
+            value = net.op("Add", value, net.const(np.arange(8, dtype="float32")))
+        else:
+            value = net.op(operator, value)
+    net.op("Identity", value, outputs=["y"])
+    net.save(tmp_path / "net.onnx", {"x": [1, 8]}, {"y": [1, 8]})
+    # Square roots of what is below 0: of all of it, so no 0 is among them.
+    np.save(tmp_path / "x.npy", np.linspace(1, 2, 8, dtype="float32")[None])
+    file = tmp_path / "edgepack.toml"
+    golden = 'golden_input = ["x.npy"]\n' if how != "random" else ""
+    file.write_text(f'[project]\nmodel = "net.onnx"\nboard = "rasp3b"\n{golden}')
+    with pytest.raises(SenselessGoldenError, match=why) as refused:
+        package_job(make_job(load_project(file)), tmp_path / "dist")
+    checked = check_project(load_project(file))
+    with pytest.raises(SenselessGoldenError, match=why):
+        checked.check_expected()
+    assert "golden_input" in str(refused.value.hint)
+    # Who wants the bundle all the same gets it.
+    check_project(load_project(file, {"verify": False})).check_expected()
+
+
+def test_another_class_is_found_before_anything_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing_compiles(monkeypatch)
+    net = Builder()
+    pooled = net.op("Flatten", net.op("GlobalAveragePool", "x"))
+    net.op("Identity", pooled, outputs=["y"])
+    net.save(tmp_path / "net.onnx", {"x": [1, 3, 8, 8]}, {"y": [1, 3]})
+    photo = np.zeros((8, 8, 3), np.uint8)
+    photo[..., 2] = 200  # red, as OpenCV writes it
+    photo[0, 0] = 90
+    cv2.imwrite(str(tmp_path / "photo.png"), photo)
+    file = tmp_path / "edgepack.toml"
+    file.write_text(
+        '[project]\nmodel = "net.onnx"\ngolden_image = "photo.png"\nboard = "rasp3b"\n'
+        'expected_class = 2\n[preprocess]\nresize = { mode = "exact", height = 8, width = 8 }\n'
+    )
+    with pytest.raises(ExpectedClassError, match="class 0") as refused:
+        package_job(make_job(load_project(file)), tmp_path / "dist")
+    assert 'color = "bgr"' in str(refused.value.hint)

@@ -47,6 +47,7 @@ def check_page(checked: Checked, name: str, model: str) -> Iterator[Html]:
 
 
 def _verdict(checked: Checked) -> Html:
+    from edgepack.flow.golden import SenselessGoldenError
     from edgepack.flow.reference import ExpectedClassError
 
     agreed = checked.agreement
@@ -56,7 +57,7 @@ def _verdict(checked: Checked) -> Html:
         return page.verdict(f"{agreed.output}: {right or mean}")
     try:
         checked.check_expected()
-    except ExpectedClassError as error:
+    except (ExpectedClassError, SenselessGoldenError) as error:
         return Html(page.verdict(error.message, ok=False) + page.paragraph(error.hint))
     if (
         checked.expected is not None
