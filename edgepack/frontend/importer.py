@@ -103,6 +103,7 @@ def _imported(model: LoadedModel, ready: Prepared, cpu: CpuModel) -> tvm.IRModul
         log.debug("%s: %s", model.path, error, exc_info=True)
         raise refusal_of(model.path, importer.node, _reason(error)) from error
     apart.at("folding constants by numpy")
+    module = relax.transform.CanonicalizeBindings()(module)
     module = relax.transform.DecomposeOpsForInference()(module)
     module["main"] = with_images(FoldByNumpy(module).visit_expr(module["main"]))
     # The only operators that LegalizeOps leaves as they are: CumSum and CumProd.
@@ -262,7 +263,9 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         # A conversion that returns one of its inputs, as Identity's does, made no call to mark.
         if not isinstance(made, relax.Call) or any(map(made.same_as, inputs)):
             return made
-        return self.bb.normalize(self.bb.marked(made))
+        # A variable: two conversions that read a call each bind it to one of their own otherwise, and
+        # it is computed twice.
+        return self.bb.emit(made)
 
     def _block(self, op_name: str, key: str, inputs: Sequence[relax.Expr]) -> relax.Expr:
         """A call of a block; its results are as those of its body."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, numpy_helper
 from tvm import relax
 
 from edgepack.boards import get_board
@@ -49,6 +50,50 @@ def test_all_layers_of_a_quantised_model_are_of_integers(tmp_path: Path) -> None
         "IntegerConvolution",
         "FromIntegers",
     ]
+
+
+def test_a_convolution_before_a_branch_is_computed_once(tmp_path: Path) -> None:
+    b = Builder()
+
+    def steps(value: str, name: str = "") -> str:
+        parameters = b.const(0.1, "float32"), b.const(3, "int8")
+        integers = b.op("QuantizeLinear", value, *parameters)
+        return b.op("DequantizeLinear", integers, *parameters, outputs=[name] if name else ())
+
+    def conv(value: str) -> str:
+        weight = b.random.integers(-127, 128, size=(4, 4, 1, 1)).astype("int8")
+        kernel = b.op("DequantizeLinear", b.const(weight), b.const(0.01, "float32"))
+        return steps(b.op("Conv", value, kernel))
+
+    branch = conv(steps("x"))
+    total = steps(b.op("Add", branch, conv(branch)))
+    steps(b.op("Add", total, conv(total)), "y")
+    layers = layers_of(b.save(tmp_path / "m.onnx", {"x": [1, 4, 6, 6]}, {"y": [1, 4, 6, 6]}))
+    assert Counter(type(layer.operator).__name__ for layer in layers) == {
+        "ToIntegers": 1,
+        "IntegerConvolution": 3,
+        "IntegerSum": 2,
+        "FromIntegers": 1,
+    }
+
+
+@pytest.mark.parametrize("producer", ["Exp", "Softmax", "MatMul", "CumSum"])
+def test_what_two_nodes_read_is_computed_once(producer: str, tmp_path: Path) -> None:
+    """Whoever converts it and them: ours and TVM's."""
+    b = Builder()
+    second = {"MatMul": [b.weight(6, 6)], "CumSum": [b.const(1, "int64")]}.get(producer, [])
+    branch = b.op(producer, "x", *second)
+    read = [b.op("Neg", branch), b.op("Abs", branch), branch, branch]
+    integers = [
+        b.op("DynamicQuantizeLinear", one, outputs=[f"q{i}", f"scale{i}", f"zero{i}"])
+        for i, one in enumerate(read)
+    ]
+    ends = [b.op("Cast", one, to=TensorProto.FLOAT) for one in integers]
+    b.op("Concat", *ends, axis=0, outputs=["y"])
+    path = b.save(tmp_path / "m.onnx", {"x": [3, 6]}, {"y": [12, 6]})
+    main = import_model(load_model(ModelSpec(path=path)))["main"]
+    computed = [str(item.value) for block in main.body.blocks for item in block.bindings]
+    assert len(set(computed)) == len(computed)
 
 
 def test_pairs_and_integer_weights_are_seen_around_each_layer(
