@@ -15,7 +15,9 @@ from edgepack.cli.options import (
     add_device,
     add_release,
     open_release,
-    positive,
+    runs,
+    runs_or_none,
+    threads,
 )
 from edgepack.cli.pages import add_html, check_html, save
 from edgepack.cli.pages.bench import bench_page
@@ -32,9 +34,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_release(parser)
     add_device(parser, timeout_s=MEASURING_S)
-    parser.add_argument("-n", "--runs", type=positive, default=20, metavar="N", help="default: 20")
-    parser.add_argument("--warmup", type=int, default=3, metavar="N", help="default: 3")
-    parser.add_argument("--threads", type=int, metavar="N", help="default: the fastest cluster")
+    parser.add_argument("-n", "--runs", type=runs, default=20, metavar="N", help="default: 20")
+    parser.add_argument("--warmup", type=runs_or_none, default=3, metavar="N", help="default: 3")
+    parser.add_argument("--threads", type=threads, metavar="N", help="default: the fastest cluster")
     parser.add_argument(
         "--affinity", metavar="CPUS", help="big, little, all, none or a list such as 0,2-3"
     )

@@ -362,6 +362,25 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def from_to(least: int, most: int) -> Callable[[str], int]:
+    """The type of options that are a whole number from `least` to `most`."""
+
+    def within(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a whole number from {least} to {most}"
+            )
+        return int(text)
+
+    return within
+
+
+# As edgepack-run has them.
+threads = from_to(1, 64)
+runs = from_to(1, 1_000_000)
+runs_or_none = from_to(0, 1_000_000)
+
+
 def fraction(text: str) -> float:
     """The type of options that are a number from 0 to 1."""
     try:

@@ -7,7 +7,14 @@ from pathlib import Path
 
 from edgepack.base.errors import UsageError
 from edgepack.cli.console import Console
-from edgepack.cli.options import MEASURING_S, add_device, add_release, check_writable, open_release
+from edgepack.cli.options import (
+    MEASURING_S,
+    add_device,
+    add_release,
+    check_writable,
+    open_release,
+    threads,
+)
 from edgepack.cli.pages import add_html, check_html, save
 from edgepack.cli.pages.run import run_page
 from edgepack.cli.result_lines import answer_lines
@@ -43,7 +50,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--expected", type=Path, metavar="FILE", help="compare with this .npy")
     parser.add_argument("--tolerance", type=float, metavar="T", help="for --expected and --golden")
     parser.add_argument("--top", type=int, metavar="K", help="classes to print (default: 5)")
-    parser.add_argument("--threads", type=int, metavar="N", help="default: the fastest cluster")
+    parser.add_argument("--threads", type=threads, metavar="N", help="default: the fastest cluster")
     parser.add_argument(
         "--affinity", metavar="CPUS", help="big, little, all, none or a list such as 0,2-3"
     )

@@ -21,6 +21,7 @@ from edgepack.base.errors import (
     RemoteError,
     UsageError,
 )
+from edgepack.bundle.bundle import PREPROCESS
 from edgepack.bundle.manifest import APP, STAGES_FOLDER
 from edgepack.deploy.answers import DeviceRefusal, read_object
 from edgepack.deploy.app_answers import AppAnswer, Deviation
@@ -114,7 +115,10 @@ def ask_app(device: Device, root: str, request: RunRequest) -> AppAnswer:
     inside = f"{release_folder('', request.release)[1:]}/{APP}"
     app = f"{root}/{inside}"
     needed = bool(uploads or request.outputs or request.dumps)
-    with temporary_folder(device, app, needed=needed) as folder:
+    # Of a photo the app says that a file is missing, as if the release were damaged.
+    bundle = stage_folder(release_folder(root, request.release), request.stage)
+    reads = f"{bundle}/{PREPROCESS}" if request.image else ""
+    with temporary_folder(device, app, needed=needed, reads=reads) as folder:
         remote = {path: f"{folder}/{i}{path.suffix.lower()}" for i, path in enumerate(uploads)}
         for path, name in remote.items():
             device.put(path, name)
@@ -185,15 +189,23 @@ def _words(
 
 
 @contextlib.contextmanager
-def temporary_folder(device: Device, app: str, *, needed: bool) -> Iterator[str]:
-    """A folder there, or "" if none is `needed`; checks in passing that `app` is there."""
+def temporary_folder(device: Device, app: str, *, needed: bool, reads: str = "") -> Iterator[str]:
+    """A folder there, or "" if none is `needed`; checks in passing that `app` is there, and what
+    it `reads` of a photo."""
     own = f'd=${{TMPDIR:-/tmp}}/edgepack-{secrets.token_hex(8)}; mkdir -m 700 "$d" && echo "$d"'
     make = f"mktemp -d 2>/dev/null || {{ {own}; }}" if needed else ":"
-    found = device.run(f"[ -e {shlex.quote(app)} ] || exit 3; {make}", check=False)
+    wanted = f"[ -e {shlex.quote(reads)} ] || exit 4; " if reads else ""
+    found = device.run(f"[ -e {shlex.quote(app)} ] || exit 3; {wanted}{make}", check=False)
     folder = "".join(found.stdout.split()[-1:]) if needed else ""
     if found.returncode == 3:
         raise NothingThereError(
             f"{device.name}: there is no {app}", hint="`edgepack deploy` puts it there"
+        )
+    if found.returncode == 4 and reads:
+        raise UsageError(
+            f"{device.name}: the model there takes no photo: it was deployed without [preprocess]",
+            hint="give a .npy file for each of its inputs; or deploy it with a [preprocess] table, "
+            "which `edgepack init` writes",
         )
     if found.returncode != 0 or folder.startswith("/") != needed:
         raise RemoteError(f"{device.name}: no temporary folder: {found.stderr.strip()}")

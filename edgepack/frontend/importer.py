@@ -263,8 +263,8 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         # A conversion that returns one of its inputs, as Identity's does, made no call to mark.
         if not isinstance(made, relax.Call) or any(map(made.same_as, inputs)):
             return made
-        # A variable: two conversions that read a call each bind it to one of their own otherwise, and
-        # it is computed twice.
+        # A variable: two conversions that read a call each bind it to one of their own otherwise,
+        # and it is computed twice.
         return self.bb.emit(made)
 
     def _block(self, op_name: str, key: str, inputs: Sequence[relax.Expr]) -> relax.Expr:

@@ -45,7 +45,8 @@ class Target:
         """int8 of sums (int32); `factor` (float32) has a shape that goes with theirs."""
         real = sums.astype("float32") * factor
         least, most = np.float32(self.low - self.zero), np.float32(self.high - self.zero)
-        whole = np.rint(np.clip(real, least, most)).astype("int32")
+        with np.errstate(invalid="ignore"):  # NaN, of which any integer is as good
+            whole = np.rint(np.clip(real, least, most)).astype("int32")
         return np.asarray((whole + self.zero).astype("int8"))
 
 

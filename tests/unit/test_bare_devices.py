@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from edgepack.base.errors import UsageError
 from edgepack.bundle.manifest import DEVICE_TOOL
 from edgepack.deploy.remote_app import RunRequest, run_on_device
 from edgepack.deploy.remote_tool import CorruptTransferError, Layout, not_executable, put_tool
@@ -108,3 +109,19 @@ def test_without_mktemp(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = run_on_device(LocalDevice(home), ".", RunRequest(inputs=(tensor,)))["edgepack"]
     assert said.startswith(f"700 {home}/edgepack-")
     assert [path.name for path in home.iterdir()] == ["current"]
+
+
+def test_a_model_without_preprocessing_takes_no_photo(tmp_path: Path) -> None:
+    """The app says that a file of the release is missing, as if it were damaged."""
+    app = tmp_path / "current" / "bin" / "edgepack-run"
+    app.parent.mkdir(parents=True)
+    app.write_text('#!/bin/sh\necho \'{"edgepack": "1"}\'\n')
+    app.chmod(0o755)
+    photo = tmp_path / "photo.png"
+    photo.touch()
+    asked = RunRequest(image=photo)
+    with pytest.raises(UsageError, match=r"without \[preprocess\]") as refused:
+        run_on_device(LocalDevice(tmp_path), ".", asked)
+    assert "`edgepack init`" in str(refused.value.hint)
+    (tmp_path / "current" / "preprocess.json").touch()
+    assert run_on_device(LocalDevice(tmp_path), ".", asked)["edgepack"] == "1"

@@ -233,7 +233,7 @@ def test_data_goes_to_stdout_and_is_json_on_request(capsys: pytest.CaptureFixtur
         (["boards", "--boards", "none.toml"], 2, "file not found: none.toml", None),
         (["board", "down", "none"], 12, "no virtual board is running", "board list"),
         (["board", "up", "rasp3b", "--disk-mb", "-3"], 2, "'-3' is not a whole number", "--help"),
-        (["bench", "-n", "0"], 2, "--runs: '0' is not a whole number of 1 or more", "--help"),
+        (["bench", "-n", "0"], 2, "--runs: '0' is not a whole number from 1 to 1000000", "--help"),
         (["deploy", "--keep", "0"], 2, "--keep: '0' is not a whole number", "--help"),
         (["deploy", "--connect-timeout", "x"], 2, "'x' is not a whole number", "--help"),
         (["package", "-o", "/dev/null/x"], 2, "--out: not a folder: /dev/null", None),
