@@ -237,13 +237,6 @@ def _resized(node: Node, inputs: Sequence[Any], opset: int) -> relax.Expr:
     linear, and rounded in mode cubic."""
     data, *rest = inputs
     dtype, mode = str(data.ty.dtype), node.attributes.get("mode", b"nearest")
-    if opset == _OF_SCALES and mode == b"nearest" and not dtype.startswith("float"):
-        scales = rest[0].value.numpy() if isinstance(rest[0], tvm.ir.GenericConst) else np.ones(1)
-        sizes = np.multiply([int(dim) for dim in data.ty.shape], scales)
-        if not np.allclose(sizes, np.round(sizes), atol=1e-3):
-            raise UnsupportedFormError(
-                "its scales do not give a whole size, which is supported for floats only"
-            )
     if mode == b"nearest" or dtype.startswith("float"):
         return emit_resize(inputs, node.attributes, opset, node.by_tvm, node.emit)
     corners = node.attributes.get("coordinate_transformation_mode") == b"align_corners"

@@ -233,7 +233,7 @@ OPERATORS: Mapping[str, Operator] = {
     "LinearRegressor": Operator(domain=_CLASSIC, convert=linear_models.linear_regressor),
     "Loop": _BLOCK,
     "LpNormalization": Operator(convert=conversions.lp_normalization),
-    "LpPool": Operator(convert=windows.pool, refused=_LARGER_WINDOW),
+    "LpPool": Operator(convert=windows.lp_pool, refused=_LARGER_WINDOW),
     "MatMulInteger": Operator(convert=quantized_by_definition.mat_mul_integer),
     "MatMulInteger16": Operator(domain=_MICROSOFT),
     "Max": Operator(convert=arithmetic.extreme_of(relax.op.maximum)),

@@ -80,8 +80,15 @@ def emit_resize(
         and attributes.get("keep_aspect_ratio_policy", b"stretch") == b"stretch"
     )
     if not by_tvm:
-        if opset < 11 and len(shape) == 4 and out[:2] == shape[:2] and form.mode != "cubic":
-            return _old_image(data, form.mode, out, scales)
+        # TVM's steps of integers are whole, and it rounds no position up.
+        picks = form.mode == "nearest" and not np.array_equal(scales, scales.round())
+        is_image = len(shape) == 4 and out[:2] == shape[:2] and form.mode != "cubic"
+        if opset < 11 and (picks or is_image):
+            return (
+                _old_nearest(data, out, scales, emit)
+                if picks
+                else _old_image(data, form.mode, out, scales)
+            )
         outside = float(attributes.get("extrapolation_value", 0.0))
         return resized_by_axis(data, form, out, ratios.tolist(), region, outside, emit)
     # Here TVM divides by the size of the result less 1, so that an axis of size 1 is doubled.
@@ -164,6 +171,19 @@ def _old_image(data: relax.Expr, mode: str, out: Sequence[int], scales: np.ndarr
         coordinate_transformation_mode="asymmetric",
         rounding_method="floor",
     )
+
+
+def _old_nearest(
+    data: relax.Expr, out: Sequence[int], scales: np.ndarray, emit: Emit
+) -> relax.Expr:
+    """Elements as opset 10 picks them: where an axis becomes shorter, positions are rounded up."""
+    for axis, (size, scale) in enumerate(zip(_extent(data), scales.tolist(), strict=True)):
+        if scale != 1:
+            # In float32, as onnxruntime has it: 7 / 0.7 is 10 there.
+            at = np.arange(out[axis], dtype="float32") / np.float32(scale)
+            whole = np.minimum(np.ceil(at) if scale < 1 else np.floor(at), size - 1)
+            data = emit(relax.op.take(data, relax.const(whole.astype("int64")), axis))
+    return data
 
 
 def resized_by_axis(

@@ -148,8 +148,29 @@ def pad_by_numbers(node: Node) -> None:
 
 
 def pool(node: Node) -> None:
-    """AveragePool and LpPool, by TVM, with borders as numbers."""
+    """AveragePool, by TVM, with borders as numbers."""
     pad_by_numbers(node)
+
+
+def lp_pool(node: Node) -> None:
+    """LpPool, by TVM, which takes averages times the window's size: so no window may reach beyond
+    the border, where an average is of fewer elements."""
+    pad_by_numbers(node)
+    attributes, size = node.attributes, shape_of(node.inputs[0])[2:]
+    if not attributes.get("ceil_mode", 0):
+        return
+    rank = len(size)
+    strides, dilations = (attributes.get(n) or [1] * rank for n in ("strides", "dilations"))
+    pads = list(attributes.get("pads") or [0] * (2 * rank))
+    for axis, (extent, count, stride, dilation) in enumerate(
+        zip(size, attributes["kernel_shape"], strides, dilations, strict=True)
+    ):
+        covered = (count - 1) * dilation + 1
+        results = -(-(extent + pads[axis] + pads[rank + axis] - covered) // stride) + 1
+        # A window that starts behind the image is none.
+        results -= (results - 1) * stride >= extent + pads[axis]
+        pads[rank + axis] = (results - 1) * stride + covered - extent - pads[axis]
+    attributes.update(auto_pad=b"NOTSET", pads=tuple(pads), ceil_mode=0)
 
 
 def max_pool(node: Node) -> relax.Expr | None:

@@ -88,6 +88,13 @@ MEANINGS: Sequence[Meaning] = (
         taken=ONNXRUNTIME,
     ),
     Meaning(
+        operator="Resize",
+        form="nearest by scales below 1, before opset 11",
+        onnx="no word of which element is picked; its tests of then round positions up",
+        onnxruntime="rounds positions up",
+        taken=ONNXRUNTIME,
+    ),
+    Meaning(
         operator="functions of the model's own",
         form="with another opset than the model's",
         onnx="their operators mean what they mean in the function's opset",
@@ -245,6 +252,13 @@ MEANINGS: Sequence[Meaning] = (
         taken="0 on every CPU, as ARM's instructions have it",
     ),
     Meaning(
+        operator="ReduceProd, ReduceSum, ReduceSumSquare, Pow",
+        form="integers beyond their type",
+        onnx=_NO_WORD,
+        onnxruntime="some kernels compute in floating point, and give the least integer",
+        taken="the lowest bits, as in numpy",
+    ),
+    Meaning(
         operator="all",
         form="float16",
         onnx="each result is rounded to float16",
@@ -270,13 +284,13 @@ def as_meant(proto: Any) -> Any:
 
 def _with_deviations(proto: Any) -> Any:
     """The model with what onnxruntime has to do in other words: MeanVarianceNormalization written
-    out, casts to 4 bits by way of 8, and the borders of dilated pools as numbers."""
+    out, casts to 4 bits by way of 8, and the borders of some pools as numbers."""
     from edgepack.model import walk_nodes
     from edgepack.model.structure import subgraphs
 
     operators = {node.op_type for node in walk_nodes(proto.graph)}
     if not operators & {_NORMALIZATION, "CastLike"} and not any(
-        _is_to_4_bits(node, {}) or _is_dilated_by_size(node) for node in walk_nodes(proto.graph)
+        _is_to_4_bits(node, {}) or _is_padded_by_size(node) for node in walk_nodes(proto.graph)
     ):
         return proto
     changed = type(proto)()
@@ -293,7 +307,7 @@ def _with_deviations(proto: Any) -> Any:
                 nodes += _written_out(node, version, kinds)
             elif _is_to_4_bits(node, kinds):
                 nodes += _by_8_bits(node)
-            elif _is_dilated_by_size(node):
+            elif _is_padded_by_size(node):
                 nodes.append(_with_borders(node, index))
             else:
                 nodes.append(node)
@@ -315,13 +329,18 @@ def _is_to_4_bits(node: Any, kinds: Mapping[str, int]) -> bool:
     return to in (TensorProto.INT4, TensorProto.UINT4)
 
 
-def _is_dilated_by_size(node: Any) -> bool:
-    """Whether it is a pool with dilations and an auto_pad that its size follows from."""
+def _is_padded_by_size(node: Any) -> bool:
+    """Whether it is a pool with an auto_pad that its size follows from, and dilations or strides
+    beyond its window, where onnxruntime fails at borders below 0."""
     if node.op_type not in ("MaxPool", "AveragePool", "LpPool"):
         return False
     given = _attributes(node)
     by_size: bool = given.get("auto_pad", b"").startswith(b"SAME")
-    return by_size and max(given.get("dilations", [1])) > 1
+    window = given.get("kernel_shape", [])
+    skips = any(
+        stride > size for stride, size in zip(given.get("strides", []), window, strict=False)
+    )
+    return by_size and (skips or max(given.get("dilations", [1])) > 1)
 
 
 def _with_borders(node: Any, index: GraphIndex) -> Any:
@@ -337,7 +356,7 @@ def _with_borders(node: Any, index: GraphIndex) -> Any:
     strides = given.get("strides", [1] * len(window))
     before, after = [], []
     for extent, size, stride, step in zip(
-        extents, window, strides, given["dilations"], strict=True
+        extents, window, strides, given.get("dilations", [1] * len(window)), strict=True
     ):
         last = (-(-extent // stride) - 1) * stride
         total = max(last + (size - 1) * step + 1 - extent, 0)

@@ -267,6 +267,8 @@ def _resized_as_floats(
     made = run_by_onnxruntime(floats, {**given, node.input[0]: image.astype("float32")})
     if made is None:
         return None
+    if (np.abs(made[0] % 1 - 0.5) < 1e-4).any():
+        raise InvalidNodeError("between two integers")
     info = np.iinfo(image.dtype)
     return [np.clip(np.rint(made[0]), info.min, info.max).astype(image.dtype)]
 

@@ -109,6 +109,22 @@ def test_a_dilated_pool_has_as_many_results_as_its_stride_leaves(tmp_path: Path)
     np.testing.assert_array_equal(made, due)
 
 
+@pytest.mark.parametrize("kind", ["MaxPool", "AveragePool"])
+def test_windows_smaller_than_their_strides_are_padded_by_nothing(
+    tmp_path: Path, kind: str
+) -> None:
+    """onnxruntime fails at borders below 0."""
+    b = Builder()
+    form = {"kernel_shape": [2, 1], "strides": [3, 2], "auto_pad": "SAME_LOWER"}
+    b.op(kind, "x", outputs=["y"], **form)
+    path = b.save(tmp_path / "m.onnx", {"x": (1, 2, 6, 5)}, {"y": (1, 2, 2, 3)})
+    data = np.random.default_rng(0).standard_normal((1, 2, 6, 5)).astype("float32")
+    ((made,),) = model_outputs(path, onnx.load(path), [[data]])
+    pairs = np.stack([data[:, :, ::3, ::2], data[:, :, 1::3, ::2]])
+    due = pairs.max(0) if kind == "MaxPool" else pairs.mean(0)
+    np.testing.assert_allclose(made, due, rtol=1e-6)
+
+
 def test_an_opset_that_cannot_be_made_newer_is_named(tmp_path: Path) -> None:
     node = onnx.helper.make_node("Loop", ["", "c", "x"], ["y"], body=_body())
     graph = onnx.helper.make_graph(
