@@ -196,6 +196,16 @@ CASES = [
         opset=24,
     ),
     Positions(
+        operator="RotaryEmbedding",
+        inputs=[floats(1, 2, 4, 8), floats(8, 4), floats(8, 4), whole([[0, 3, 1, 7]])],
+        input=3,
+        low=0,
+        high=7,
+        at=(0, 2),
+        known="position_ids",
+        opset=23,
+    ),
+    Positions(
         operator="ReverseSequence",
         inputs=[floats(4, 16), whole([2, *[4] * 15])],
         input=1,

@@ -12,6 +12,7 @@ from tvm import relax
 
 from edgepack.frontend.conversions import Node
 from edgepack.frontend.errors import UnsupportedFormError
+from edgepack.frontend.inlining import positions_of
 from edgepack.frontend.positions import Reach
 
 
@@ -413,7 +414,10 @@ def _gathered(node: Node, gathered: Callable[..., relax.Expr]) -> relax.Expr | N
         return None
     axis = node.attributes.get("axis", 0)
     limits = [Reach.of_axis(shape_of(data)[axis])]
-    return gathered(data, node.positions(indices, limits, "indices"), axis)
+    title, known = positions_of(node.title)
+    if title != node.title:  # of which none count from the end
+        limits = [Reach(0, shape_of(data)[axis] - 1)]
+    return gathered(data, node.positions(indices, limits, known, title), axis)
 
 
 def gather_nd(node: Node) -> relax.Expr:

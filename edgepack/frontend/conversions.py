@@ -398,12 +398,21 @@ def _broadcast(*items: relax.Expr) -> list[int]:
     return [int(extent) for extent in np.broadcast_shapes(*shapes)]
 
 
-def cum_prod(node: Node) -> relax.Expr:
-    """CumProd, forwards or backwards, with or without the element itself."""
-    data, axis = node.inputs
+def cum_sum(node: Node) -> None:
+    """CumSum, by TVM. Raises UnsupportedFormError for an axis that comes at run time."""
+    _axis_of(node)
+
+
+def _axis_of(node: Node) -> int:
+    axis = node.inputs[1]
     if not isinstance(axis, tvm.ir.GenericConst):
         raise UnsupportedFormError("its axis is not a constant")
-    along = int(axis.value.numpy().reshape(-1)[0])
+    return int(axis.value.numpy().reshape(-1)[0])
+
+
+def cum_prod(node: Node) -> relax.Expr:
+    """CumProd, forwards or backwards, with or without the element itself."""
+    data, along = node.inputs[0], _axis_of(node)
     backwards, exclusive = (node.attributes.get(name, 0) for name in ("reverse", "exclusive"))
     data = node.emit(relax.op.flip(data, along)) if backwards else data
     made = node.emit(

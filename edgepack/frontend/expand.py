@@ -78,6 +78,8 @@ def _inline(proto: onnx.ModelProto, domain: str, name: str) -> onnx.ModelProto |
     )
     if domain == "ai.onnx.preview" or _has_defaults(name, opset_of(proto)):
         return _inline_each(proto, typed, name)
+    if name in _OF_POSITIONS and (inlined := _inline_each(proto, typed, name)) is not None:
+        return inlined
     try:
         inlined = onnx.inliner.inline_selected_functions(
             typed, [("", name)], inline_schema_functions=True
@@ -86,6 +88,10 @@ def _inline(proto: onnx.ModelProto, domain: str, name: str) -> onnx.ModelProto |
         return _inline_each(proto, typed, name)
     del inlined.graph.value_info[:]
     return inlined
+
+
+# Operators whose definition reads at positions from outside: an error names their node.
+_OF_POSITIONS = ("RotaryEmbedding",)
 
 
 def _has_defaults(name: str, opset: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 import onnx
@@ -86,9 +87,19 @@ def definition(
         if name not in attributes and default.default_value.type:
             attributes[name] = default.default_value
     copies = copy_nodes(body.node, names, prefix)
-    for copy in copies:
+    for number, (copy, inner) in enumerate(zip(copies, body.node, strict=True)):
         _bind(copy, attributes)
+        if copy.op_type == "Gather" and inner.input[1] in body.input:
+            title = f"{node.op_type} '{node.name or node.output[0]}'"
+            copy.name = f"{title}: {inner.input[1]}/{number}"
     return copies
+
+
+def positions_of(title: str) -> tuple[str, str]:
+    """What people know a Gather's positions as, by its title: the operator that it is part of the
+    definition of, and that one's input."""
+    found = re.fullmatch(r"Gather '(\w+ '.*'): (\w+)/\d+'", title)
+    return (found[1], found[2]) if found else (title, "indices")
 
 
 def _bind(node: onnx.NodeProto, attributes: Mapping[str, onnx.AttributeProto]) -> None:

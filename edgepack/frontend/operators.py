@@ -181,6 +181,7 @@ OPERATORS: Mapping[str, Operator] = {
     "ConvInteger": Operator(convert=quantized_by_definition.conv_integer, refused=_LARGER_WINDOW),
     "ConvTranspose": Operator(convert=conversions.conv_transpose),
     "CumProd": Operator(convert=conversions.cum_prod),
+    "CumSum": Operator(convert=conversions.cum_sum),
     "DFT": Operator(convert=signals.dft),
     "DeformConv": Operator(convert=windows.deform_conv),
     "DequantizeLinear": Operator(convert=conversions.dequantize_linear),

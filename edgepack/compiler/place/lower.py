@@ -147,13 +147,13 @@ def _culprit(module: tvm.IRModule) -> Origin | None:
 
 
 def _check_shapes(main: relax.Function, model: LoadedModel) -> None:
-    _check_shape(main.ret_ty, model, may_be_empty=True)
     for block in main.body.blocks:
         for binding in block.bindings:
             is_call = isinstance(binding.value, relax.Call)
             origin = origin_of(binding.value) if is_call else None
             what = f"the result of {origin.operator} '{origin.name}'" if origin else _INSIDE
             _check_shape(binding.var.ty, model, what, may_be_empty=not is_call)
+    _check_shape(main.ret_ty, model, may_be_empty=True)
 
 
 _INSIDE = "a tensor inside the model"
