@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edgepack.model import walk_nodes
+from edgepack.model import infer_shapes, opset_of, walk_nodes
+from edgepack.model.index import GraphIndex
 
 _HALF, _SINGLE = TensorProto.FLOAT16, TensorProto.FLOAT
 # Attributes that hold an element type: `to` of Cast, `dtype` of EyeLike and of random tensors.
@@ -38,6 +40,7 @@ def widen(proto: onnx.ModelProto) -> onnx.ModelProto:
         for node in walk_nodes(graph)
         if node.op_type == "Cast" and any(item.i == _HALF for item in node.attribute)
     }
+    _bound_clips(wide)
     for item, field in _types(graph):
         if getattr(item, field) == _HALF:
             _widen(item, field)
@@ -71,6 +74,30 @@ def _set_type(value: onnx.ValueInfoProto, dtype: int) -> None:
 
 def _cast(source: str, target: str, to: int) -> onnx.NodeProto:
     return helper.make_node("Cast", [source], [target], name=f"{target}/cast", to=to)
+
+
+def _bound_clips(proto: onnx.ModelProto) -> None:
+    """Give Clips of float16 the bounds that they leave out: the type's largest numbers."""
+    graph = proto.graph
+    clips = [node for node in graph.node if node.op_type == "Clip"]
+    if not clips or opset_of(proto) < _BOUNDS_AS_INPUTS:
+        return
+    types = GraphIndex(infer_shapes(proto).graph).types
+    most = float(np.finfo("float16").max)
+    for node in clips:
+        if types.get(node.output[0]) != _HALF:
+            continue
+        bounds = [*node.input[1:], "", ""][:2]
+        for place, end in enumerate((-most, most)):
+            if not bounds[place]:
+                bounds[place] = f"{node.output[0]}/{'most' if place else 'least'}"
+                tensor = numpy_helper.from_array(np.array(end, "float16"), bounds[place])
+                graph.initializer.append(tensor)
+        node.input[1:] = bounds
+
+
+# Clip's, in ONNX.
+_BOUNDS_AS_INPUTS = 11
 
 
 def _round_casts(graph: onnx.GraphProto, names: set[str]) -> None:

@@ -38,9 +38,15 @@ def clip(node: Node) -> relax.Expr | None:
     data, *given = node.inputs
     dtype = str(data.ty.dtype)
     bounds = [*given, None, None][:2]
-    if node.opset < 11 or not dtype.startswith("float") or None not in bounds:
+    if not dtype.startswith("float"):
         return None
-    ends = (np.finfo(dtype).min, np.finfo(dtype).max)
+    ends = (float(np.finfo(dtype).min), float(np.finfo(dtype).max))
+    if node.opset < 11:
+        for key, end in zip(("min", "max"), ends, strict=True):
+            node.attributes.setdefault(key, end)
+        return None
+    if None not in bounds:
+        return None
     whole = [
         relax.const(end, dtype) if bound is None else bound
         for bound, end in zip(bounds, ends, strict=True)

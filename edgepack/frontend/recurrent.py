@@ -40,6 +40,8 @@ def dynamic_lstm(node: Node) -> relax.Expr:
     """
     data, weights, recurrence, *rest = (*node.inputs, *[None] * 9)[:12]
     states, scales = rest[:5], rest[5:]
+    if (lengths := states[1]) is not None:
+        data = _with_zeros_behind(node, data, lengths)
     found = dynamic_quantize_linear(replace(node, inputs=[data]))
     if found is None:
         raise UnsupportedFormError("its input is a constant")
@@ -52,6 +54,15 @@ def dynamic_lstm(node: Node) -> relax.Expr:
         ),
     ]
     return _layer(replace(node, inputs=[*given, *states]), "LSTM", quantised=True)
+
+
+def _with_zeros_behind(node: Node, data: relax.Expr, lengths: relax.Expr) -> relax.Expr:
+    """Zeros for the steps behind the longest sequence, which count in no range."""
+    longest = node.emit(relax.op.max(lengths))
+    numbers = np.arange(_shape(data)[0]).reshape(-1, 1, 1)
+    steps = relax.const(numbers, str(lengths.ty.dtype))
+    inside = node.emit(relax.op.less(steps, longest))
+    return node.emit(relax.op.where(inside, data, relax.const(0.0, str(data.ty.dtype))))
 
 
 def _real(node: Node, whole: relax.Expr, scale: relax.Expr, zero: relax.Expr | None) -> relax.Expr:

@@ -199,6 +199,13 @@ MEANINGS: Sequence[Meaning] = (
         of_nan=_any_of("LSTM", "GRU", "RNN"),
     ),
     Meaning(
+        operator="LSTM, GRU, RNN",
+        form="a sequence of length 0 that begins with a state",
+        onnx=_NO_WORD,
+        onnxruntime="its last state is 0",
+        taken=ONNXRUNTIME,
+    ),
+    Meaning(
         operator="Conv, ConvTranspose",
         form="groups of few channels, a NaN or an infinity among the elements",
         onnx="NaN or an infinity in the results of its group",

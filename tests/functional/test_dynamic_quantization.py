@@ -43,15 +43,23 @@ def _compare(path: Path, given: dict[str, np.ndarray], folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("direction", "batch", "per_channel", "starts"),
+    ("direction", "batch", "per_channel", "starts", "lengths"),
     [
-        ("forward", 1, False, False),
-        ("reverse", 1, True, True),
-        ("bidirectional", 3, False, False),
+        ("forward", 1, False, False, []),
+        ("reverse", 1, True, True, []),
+        ("bidirectional", 3, False, False, []),
+        # What is behind a sequence counts in no range.
+        ("forward", 3, False, True, [4, 0, 2]),
+        ("bidirectional", 2, False, False, [3, 5]),
     ],
 )
 def test_an_lstm_quantises_its_state_at_each_step(
-    direction: str, batch: int, per_channel: bool, starts: bool, tmp_path: Path
+    direction: str,
+    batch: int,
+    per_channel: bool,
+    starts: bool,
+    lengths: list[int],
+    tmp_path: Path,
 ) -> None:
     random = np.random.default_rng(1)
     ways = 2 if direction == "bidirectional" else 1
@@ -65,25 +73,33 @@ def test_an_lstm_quantises_its_state_at_each_step(
         "b": normal(ways, 8 * SIZE),
     }
     inputs = ["x", *weights]
+    states: dict[str, np.ndarray] = {}
     if starts:
         states = {"h": normal(ways, batch, SIZE), "c": normal(ways, batch, SIZE)}
         weights |= states
-        inputs += ["", *states]
+    if lengths or starts:
+        inputs += ["lengths" if lengths else "", *states]
     shapes = {"y": [STEPS, ways, batch, SIZE], "yh": [ways, batch, SIZE], "yc": [ways, batch, SIZE]}
     node = helper.make_node(
         "LSTM", inputs, list(shapes), name="lstm", hidden_size=SIZE, direction=direction
     )
+    given = {"x": normal(STEPS, batch, WIDTH) * 3}
+    if lengths:
+        given["lengths"] = np.array(lengths, "int32")
     graph = helper.make_graph(
         [node],
         "lstm",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [STEPS, batch, WIDTH])],
+        [
+            helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+            for n, v in given.items()
+        ],
         [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()],
         [numpy_helper.from_array(value, name) for name, value in weights.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     path = _quantised(model, tmp_path, per_channel=per_channel)
     assert [n.op_type for n in onnx.load(path).graph.node] == ["DynamicQuantizeLSTM"]
-    _compare(path, {"x": normal(STEPS, batch, WIDTH) * 3}, tmp_path)
+    _compare(path, given, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ def _is_plain(case: graphs.Drawn | None) -> bool:
 
 ROW = np.array([[7, -2, 3, 1]])
 REAL = np.array([[1.5, -2.0, 0.25]])
+ENDS = np.array([-np.inf, -6e4, -3, np.nan, 1, 6e4, np.inf])
 PIXELS = np.arange(60).reshape(1, 2, 5, 6) * 7 % 100
 GRID = np.linspace(-1.5, 1.5, 18).reshape(1, 3, 3, 2)
 SCALES = np.array([1, 1, 1.5, 2.3], "float32")
@@ -123,6 +124,13 @@ CORNERS: Sequence[Corner] = (
         )
     ),
     (13, "MeanVarianceNormalization", (PIXELS.astype("float32") + 5000,), {"axes": [2, 3]}),
+    *(
+        (13, "Clip", (ENDS.astype(kind), *bounds), {})
+        for kind in ("float16", "float32")
+        for bounds in ((), (None, [np.array(2, kind)]), ([np.array(-2, kind)],))
+    ),
+    (7, "Clip", (ENDS.astype("float32"),), {"max": 2.0}),
+    (13, "Log", (np.array([1e-45, 3e-40, 1.1e-38, 1.3e-38, 0, -1e-40], "float32"),), {}),
     (13, "Div", (REAL.astype("float32"), [np.float32(0.0)]), {}),
     (13, "Div", (REAL.astype("float32"), [np.float32(-0.0)]), {}),
     (10, "Dropout", (REAL.astype("float32"),), {"outputs": 2}),

@@ -37,7 +37,7 @@ def _layer(net: Builder, case: tuple, number: int, source: str) -> dict[str, str
     gates = GATES[op] * size
     given = [net.weight(ways, gates, FEATURES), net.weight(ways, gates, size)]
     if optional:
-        lengths = net.const(net.random.integers(1, STEPS + 1, size=BATCH), "int32")
+        lengths = net.const([0, *net.random.integers(1, STEPS + 1, size=BATCH - 1)], "int32")
         given += [net.weight(ways, 2 * gates), lengths, net.weight(ways, BATCH, size)]
     if optional and op == "LSTM":
         given += [net.weight(ways, BATCH, size), net.weight(ways, 3 * size)]

@@ -70,6 +70,7 @@ def arguments(low: float, high: float, seed: int = 0) -> np.ndarray:
     [
         ("exp", -86, 88.7, 2e-7, 0),
         ("log", 1e-37, 1e-3, 2e-7, 0),
+        ("log", 1e-45, 1.1e-38, 2e-7, 0),
         ("log", 1e-3, 1e3, 2e-7, 1e-7),
         ("sigmoid", -80, 80, 3e-7, 0),
         ("tanh", -1e-3, 1e-3, 5e-7, 0),

@@ -66,14 +66,17 @@ def log(x: tirx.Expr, scope: Scope) -> tirx.Expr:
     """ln x within 2e-7 of it (absolute 1e-7 near 1). -infinity at 0, NaN below.
 
     Mantissa in [sqrt(1/2), sqrt(2)) by the polynomial of Cephes' logf, exponent times ln 2.
-    Arguments that are no normal number count as the smallest one.
+    Arguments below the normal numbers are made ones first, by 2^24.
     """
     start = scope.bind(x)
-    bits = scope.bind(scope.to_bits(tirx.max(start, scope.c(2.0**-126))))
+    tiny = start < scope.c(2.0**-126)
+    normal = tirx.Select(tiny, start * scope.c(2.0**24), start)
+    bits = scope.bind(scope.to_bits(tirx.max(normal, scope.c(2.0**-126))))
     exponent = (bits >> scope.i(23)) - scope.i(126)
     mantissa = scope.bind(scope.from_bits((bits & scope.i(0x7FFFFF)) | scope.i(0x3F000000)))
     small = mantissa < scope.c(0.5**0.5)
-    e = scope.bind(scope.as_float(exponent) - tirx.Select(small, scope.c(1.0), scope.c(0.0)))
+    e = scope.as_float(exponent) - tirx.Select(small, scope.c(1.0), scope.c(0.0))
+    e = scope.bind(e - tirx.Select(tiny, scope.c(24.0), scope.c(0.0)))
     r = scope.bind(mantissa + tirx.Select(small, mantissa, scope.c(0.0)) - scope.c(1.0))
     square = scope.bind(r * r)
     p = scope.polynomial(

@@ -160,11 +160,20 @@ class _Body:
 
         def step(t: tir.Expr) -> tir.Stmt:
             turns = tir.loop_of("b", self.layer.batch, lambda b: self.turn(t, b))
-            return tir.sequence(self.quantise(), turns) if self.layer.quantised else turns
+            return tir.sequence(self.quantise(t), turns) if self.layer.quantised else turns
 
+        def empty(b: tir.Expr) -> tir.Stmt:
+            """The last state of a sequence without steps is 0, as onnxruntime has it."""
+            zero = tirx.const(0, self.layer.dtype)
+            made = [last for given, last in states if given in self.given]
+            put = [self.each(lambda u, name=name: self.put(name, zero, b, u)) for name in made]
+            return tirx.IfThenElse(self.get("lengths", b) <= 0, tir.sequence(*put), None)
+
+        ends = [tir.loop_of("b", self.layer.batch, empty)] if self.layer.has_lengths else []
         return tir.sequence(
             tir.loop_of("b", self.layer.batch, start),
             tir.loop_of("t", self.layer.steps, step),
+            *ends,
         )
 
     def turn(self, t: tir.Expr, b: tir.Expr) -> tir.Stmt:
@@ -182,8 +191,9 @@ class _Body:
             self.each(lambda u: self.put("sequence", zero, t, b, u)),
         )
 
-    def quantise(self) -> tir.Stmt:
-        """Round the states of all sequences, in one range that has 0 in it."""
+    def quantise(self, t: tir.Expr) -> tir.Stmt:
+        """Round the states of all sequences, in one range that has 0 in it, and what was made in
+        the step before `t`."""
         layer = self.layer
         start = layer.rounded + layer.batch * layer.size
         zero, one, most = (tirx.const(value, layer.dtype) for value in (0.0, 1.0, _STEPS))
@@ -196,6 +206,11 @@ class _Body:
 
         def every(body: Callable[[tir.Expr, tir.Expr], tir.Stmt]) -> tir.Stmt:
             return tir.loop_of("b", layer.batch, lambda b: self.each(lambda u: body(b, u)))
+
+        def goes_on(b: tir.Expr, body: tir.Stmt) -> tir.Stmt:
+            if not layer.has_lengths:
+                return body
+            return tirx.IfThenElse(tir.expr(t) <= self.get("lengths", b), body, None)
 
         def look(b: tir.Expr, u: tir.Expr) -> tir.Stmt:
             value = self.get("last", b, u)
@@ -213,7 +228,11 @@ class _Body:
         return tir.sequence(
             self.put("sums", zero, start),
             self.put("sums", zero, start + 1),
-            every(look),
+            tir.loop_of(
+                "b",
+                layer.batch,
+                lambda b: goes_on(b, self.each(lambda u: look(b, u))),
+            ),
             self.put("sums", tirx.Select(span > zero, span / most, one), start + 2),
             self.put("sums", self.rounded(limited((zero - number(0)) / number(2))), start + 3),
             every(round_one),
