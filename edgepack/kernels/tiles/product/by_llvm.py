@@ -26,8 +26,8 @@ MOST_UNROLLED = 1024
 # Columns of windows that are unrolled. Longer ones are loops, or code would grow with them.
 MOST_COLUMNS = 16
 # Products that one accumulator adds up; a longer sum is made of parts, whose rounding errors do not
-# grow with the sum. onnxruntime's product takes 128, and one addition for so many is nothing.
-CHAIN = 256
+# grow with the sum. onnxruntime's products take 128, too, and one addition for so many is nothing.
+CHAIN = 128
 # The part of a row's multiply-adds that has to lie in the halo, where they add nothing, for columns
 # to be a loop that leaves them out (a guess).
 WORTH_LEAVING_OUT = 0.02
