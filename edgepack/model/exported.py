@@ -63,12 +63,16 @@ def read_exported(path: Path) -> Any:
         raise _unsafe(path, "pickles of more than tensors") from None
     except Exception as error:
         # Its own exceptions have no common class but this.
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        said = _COLOUR.sub("", str(error)).strip()
+        reason = (said.splitlines() or [type(error).__name__])[0]
         raise NotExportedError(
             f"{path}: PyTorch cannot load or export this program: {reason}",
             hint="write it with torch.export.save, by a version of torch that is not newer",
         ) from error
 
+
+# PyTorch writes its messages in colours.
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 # ---------------------------------------------------------------- before PyTorch reads it
 

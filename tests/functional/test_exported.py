@@ -26,10 +26,13 @@ REASON = "PyTorch, which is no package of the tests', is not installed"
 torch: Any = pytest.importorskip("torch", reason=REASON)
 pytest.importorskip("onnxscript", reason=REASON)
 
-# The warnings are PyTorch's about its own LSTM, and about TorchScript.
+# The warnings are PyTorch's about its own LSTM, about TorchScript, and about what its own exporter
+# calls.
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:The tensor attributes", "ignore:`torch.jit"),
+    pytest.mark.filterwarnings(
+        "ignore:The tensor attributes", "ignore:`torch.jit", "ignore:`isinstance"
+    ),
 ]
 
 
