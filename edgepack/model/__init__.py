@@ -483,6 +483,7 @@ def _fix_shapes(path: Path, proto: Any, shapes: Mapping[str, tuple[int, ...]]) -
                     )
     if not shapes:
         return
+    batches = {(tensor_info(inputs[name]).shape[:1], shape[:1]) for name, shape in shapes.items()}
     for name, value in inputs.items():
         dims = shapes.get(name) or [
             symbols[dim][0] if isinstance(dim, str) and dim in symbols else dim
@@ -493,6 +494,7 @@ def _fix_shapes(path: Path, proto: Any, shapes: Mapping[str, tuple[int, ...]]) -
     del graph.value_info[:]
     for value in graph.output:
         value.type.tensor_type.ClearField("shape")
+    _fit_reshapes(proto, batches)
     try:
         inferred = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
     except onnx.shape_inference.InferenceError as error:
@@ -504,6 +506,52 @@ def _fix_shapes(path: Path, proto: Any, shapes: Mapping[str, tuple[int, ...]]) -
             + f"\n{_last_line(str(error))}"
         ) from None
     graph.CopyFrom(inferred.graph)
+
+
+def _fit_reshapes(proto: Any, batches: set[tuple[Any, Any]]) -> None:
+    """Have Reshapes into which an exporter wrote a batch have the one that is there now.
+
+    `batches` are the first sizes of inputs, before and now: they have to be the same for all. A
+    Reshape is changed only if its elements are not as many as there are, and are then.
+    """
+    import numpy as np
+    import onnx
+
+    graph = proto.graph
+    if len(batches) != 1 or not all(map(all, batches)):
+        return
+    ((before,), (now,)) = batches.pop()
+    if before == now or not isinstance(before, int):
+        return
+    reshapes = [node for node in graph.node if node.op_type == "Reshape"]
+    names = {node.input[1] for node in reshapes}
+    targets = {
+        one.name: onnx.numpy_helper.to_array(one).ravel()
+        for one in graph.initializer
+        if one.name in names
+    }
+    left = [node for node in reshapes if before in targets.get(node.input[1], ())[:1]]
+    while left:
+        shapes = {
+            value.name: tensor_info(value).shape
+            for value in (*infer_shapes(proto).graph.value_info, *graph.input)
+        }
+        wrong = []
+        for node in left:
+            shape, target = shapes.get(node.input[0], (None,)), targets[node.input[1]]
+            sizes = [size for size in shape if isinstance(size, int)]
+            known = len(sizes) == len(shape) and bool((target > 0).all())
+            if known and math.prod(sizes) * before == int(target.prod()) * now:
+                wrong.append((node, target))
+        for node, target in wrong:
+            name = f"{node.input[1]}/batch{now}"
+            if name not in targets:
+                targets[name] = np.concatenate([[now], target[1:]]).astype(np.int64)
+                graph.initializer.append(onnx.numpy_helper.from_array(targets[name], name))
+            node.input[1] = name
+            left.remove(node)
+        if not wrong:
+            return
 
 
 # From this opset on onnx follows the sizes that a model computes.

@@ -199,6 +199,23 @@ def test_shape_that_the_model_contradicts(tmp_path: Path) -> None:
         load_model(ModelSpec(path=path, shapes={"x": (1, 5)}))
 
 
+def test_a_batch_that_an_exporter_wrote_into_reshapes(tmp_path: Path) -> None:
+    """Where a Reshape could be nothing else; (2, 6) of 12 elements stays what it is."""
+    b = Builder()
+    flat = b.op("Reshape", "x", b.const([4, 6]))
+    again = b.op("Reshape", b.op("MatMul", flat, b.weight(6, 4)), b.const([4, 2, 2]))
+    b.op("Reshape", again, b.const([4, 4]), outputs=["y"])
+    path = b.save(tmp_path / "m.onnx", {"x": [4, 2, 3]}, {"y": [4, 4]})
+    x = np.random.default_rng(1).normal(size=(4, 2, 3)).astype(np.float32)
+    (whole,) = run_reference(load_model(ModelSpec(path=path)).proto, {}, [x])
+    for batch in (1, 2, 8):
+        model = load_model(ModelSpec(path=path, shapes={"x": (batch, 2, 3)}))
+        assert model.outputs[0].shape == (batch, 4)
+        rows = np.concatenate([x, x])[:batch]
+        (found,) = run_reference(model.proto, {}, [rows])
+        np.testing.assert_array_equal(found, np.concatenate([whole, whole])[:batch])
+
+
 def scaled_sum(path: Path) -> Path:
     """y = x * k + b, with k of one element and b of a dimension without a size."""
     net = Builder()
