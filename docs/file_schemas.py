@@ -20,6 +20,7 @@ from edgepack.boards import load_boards
 from edgepack.fleet.fleet_toml import read_fleet_toml
 from edgepack.flow.project import _read_file as read_project
 from edgepack.postprocess import presets
+from edgepack.postprocess.gallery import Gallery
 from edgepack.postprocess.spec import read_postprocess
 
 FREE = "any-name"
@@ -29,6 +30,10 @@ _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list:
 
 _KIND_NEEDS: Mapping[str, Sequence[_Values]] = {
     "ctc": ({"characters": ["a"]}, {"charset": "charset.txt"}),
+    "embedding": (
+        {"gallery": "gallery.json"},
+        {"made_by": "", "people": [], "owners": [], "vectors": []},
+    ),
     "ssd": (
         {"maps": [1, 1], "anchors": [1, 1], "counts": [1]},
         {"strides": [8], "generate": {"style": "tf"}},
@@ -104,6 +109,7 @@ def taken_by(read: Callable[[Path], object], samples: Iterable[_Values]) -> list
     with tempfile.TemporaryDirectory() as folder:
         for name in ("charset.txt", "labels.txt", "model.onnx"):
             (Path(folder) / name).write_text("a\n")
+        Gallery().write(Path(folder) / "gallery.json")
         file = Path(folder) / "sample.toml"
         for sample in samples:
             file.write_text("".join(f"{key} = {to_toml(value)}\n" for key, value in sample.items()))

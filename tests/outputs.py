@@ -12,6 +12,7 @@ from edgepack.postprocess.base import PostprocessSpec
 from edgepack.postprocess.centernet import CenterNet
 from edgepack.postprocess.classes import Classes, Tensors
 from edgepack.postprocess.ctc import Ctc
+from edgepack.postprocess.embedding import Embedding
 from edgepack.postprocess.keypoints import Keypoints
 from edgepack.postprocess.masks import Segmentation, TextLines
 from edgepack.postprocess.results import Box
@@ -455,6 +456,14 @@ def _maps() -> list[Case]:
     steps = np.full((1, 12, 5), 0.1, np.float32)
     for step, index in enumerate((0, 1, 1, 0, 1, 2, 2, 4, 0, 0, 3, 0)):  # a a b d c
         steps[0, step, index] = 0.5 + step / 32
+    known = random.normal(0, 1, (4, 16))
+    known /= np.linalg.norm(known, axis=1)[:, np.newaxis]
+    near = (7 * known[2:3] + random.normal(0, 0.5, (1, 16))).astype(np.float32)
+    gallery = {
+        "people": ("a", "b"),
+        "owners": (0, 1, 1, 0),
+        "vectors": tuple(known.ravel().tolist()),
+    }
     return [
         Case(
             name="segmentation",
@@ -502,6 +511,24 @@ def _maps() -> list[Case]:
             name="ctc-last",
             spec=Ctc(outputs=one, characters=("é", "ß", " ", "x"), blank="last", scores="softmax"),
             tensors=[steps[..., ::-1].transpose(1, 0, 2) * 9],
+            boxes=None,
+        ),
+        Case(
+            name="embedding",
+            spec=Embedding(outputs=one, score=0.9, **gallery),
+            tensors=[near],
+            boxes=None,
+        ),
+        Case(
+            name="embedding-half",
+            spec=Embedding(outputs=one, score=0.9, **gallery),
+            tensors=[(-near).astype(np.float16)],
+            boxes=None,
+        ),
+        Case(
+            name="embedding-nobody",
+            spec=Embedding(outputs=one, score=0.1),
+            tensors=[near],
             boxes=None,
         ),
     ]

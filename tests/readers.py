@@ -25,6 +25,7 @@ from edgepack.bundle.service import Service
 from edgepack.postprocess.centernet import CenterNet
 from edgepack.postprocess.classes import Classes, Tensors
 from edgepack.postprocess.ctc import Ctc
+from edgepack.postprocess.embedding import Embedding
 from edgepack.postprocess.keypoints import Keypoints
 from edgepack.postprocess.masks import Segmentation, TextLines
 from edgepack.postprocess.spec import parse_postprocess
@@ -305,6 +306,14 @@ def _good_postprocesses() -> list[Document]:
         Segmentation(outputs=("a",), size=size, score=0.5, background=-1, layout="NHWC"),
         TextLines(outputs=("a",), size=size, unclip=1.5, max_boxes=9),
         Ctc(outputs=("a",), characters=("a", "é", " "), blank="last", scores="softmax"),
+        Embedding(
+            outputs=("a",),
+            score=0.5,
+            made_by="0f" * 32,
+            people=("Åsa", "Ben"),
+            owners=(1, 0),
+            vectors=(1.0, -1.0),
+        ),
     )
     return [json.loads(spec.to_json()) for spec in specs]
 
@@ -323,7 +332,7 @@ def _read_postprocess(text: bytes) -> Document | str:
         "count": getattr(spec, "count", 0),
         "size": list(spec.size or (0, 0)),
         "boxes": [
-            getattr(spec, "score", 0) if spec.in_pixels else 0,
+            getattr(spec, "score", 0) if spec.in_pixels or isinstance(spec, Embedding) else 0,
             getattr(spec, "iou", 0),
             getattr(spec, "max_boxes", 0),
             getattr(spec, "class_aware", True),
@@ -338,6 +347,8 @@ def _read_postprocess(text: bytes) -> Document | str:
         "characters": list(getattr(spec, "characters", ())),
         "blank_last": getattr(spec, "blank", "first") == "last",
         **{key: list(getattr(spec, key, ())) for key in ("counts", "maps", "strides", "variances")},
+        **{key: list(getattr(spec, key, ())) for key in ("owners", "vectors")},
+        "people": len(getattr(spec, "people", ())),
         "y_first": getattr(spec, "order", "xywh") == "yxhw",
         "exp": getattr(spec, "sizes", "exp") == "exp",
         "end": spec.background if isinstance(spec, Ssd) else "none",

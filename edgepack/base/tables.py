@@ -164,6 +164,16 @@ def watch_keys() -> Iterator[list[TakenKey]]:
         _taken.reset(token)
 
 
+@contextlib.contextmanager
+def in_another_file() -> Iterator[None]:
+    """Within this block, tables are those of a file that another names: nobody watches them."""
+    token = _taken.set(None)
+    try:
+        yield
+    finally:
+        _taken.reset(token)
+
+
 def _kinds(kind: Any) -> tuple[Any, ...]:
     """The types of a union; a type by itself."""
     return typing.get_args(kind) or (kind,)

@@ -35,6 +35,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "models": {
         "inspect": "print inputs, outputs, operators, parameters and MACs of a model",
         "evaluate": "measure accuracy on labelled photos or rows, here and on the device",
+        "enroll": "add people to a gallery of faces, by photos of them",
         "quantize": "convert a float model to 8-bit integers, calibrated on your photos",
         "tune": "find faster kernels for a model, on the device",
         "compile": "compile a model for a board's CPU",

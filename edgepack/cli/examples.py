@@ -57,6 +57,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "edgepack quantize model.onnx --images photos --judge others --out small.onnx",
         "edgepack quantize --images photos --snr 30 --budget 20",
     ),
+    "enroll": (
+        "edgepack enroll Anna anna-1.jpg anna-2.jpg",
+        "edgepack enroll Ben ben.jpg --project door.toml --gallery people.json",
+        "edgepack enroll Ben --remove",
+    ),
     "evaluate": (
         "edgepack evaluate --images photos",
         f"edgepack evaluate --images list.csv {_PI}",

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgepack.flow.average_precision import Guess, Thing, average_precision
 from edgepack.flow.job import bound_postprocess, class_output
-from edgepack.flow.project import Project, read_labels
+from edgepack.flow.project import Project, labels_of
 from edgepack.flow.reference import Array, of_first
 from edgepack.model import LoadedModel, TensorInfo, batch_of
 from edgepack.postprocess.base import maps_of
@@ -29,7 +29,7 @@ def judge_for(project: Project, model: LoadedModel) -> Judge:
     outputs are these; by classes if the first output has one score for each; else by the error of
     the values only. Raises what the labels and [postprocess] raise.
     """
-    labels = read_labels(project.labels) if project.labels else None
+    labels = labels_of(project)
     spec = bound_postprocess(project, model, labels)
     rows = _PhotoOutputs(model.outputs, batch_of(model.inputs))
     if isinstance(spec, Segmentation):

@@ -25,7 +25,7 @@ from edgepack.flow.job import (
     spec_of,
 )
 from edgepack.flow.preprocess_diagnosis import Mending, find_mending
-from edgepack.flow.project import Project, read_labels
+from edgepack.flow.project import Project, labels_of
 from edgepack.flow.reference import (
     Array,
     ExpectedClassError,
@@ -177,7 +177,7 @@ def check_rows(project: Project, rows: Path, target: str | None = None) -> Check
     """Read, check and run the model on each row of a CSV file: see `read_rows`, whose errors it
     raises beside those of `check_project`."""
     model = load_model(spec_of(project))
-    labels = read_labels(project.labels) if project.labels else ()
+    labels = labels_of(project) or ()
     reference = Reference(as_meant(model.proto))
     names = [info.name for info in model.outputs]
     seen = []
@@ -214,7 +214,7 @@ def check_project(project: Project, images: Sequence[Path] = (), *, top: int = 5
     Raises what `load_model`, the labels, the preprocessing, the photos and the reference raise.
     """
     model = load_model(spec_of(project))
-    labels = read_labels(project.labels) if project.labels else None
+    labels = labels_of(project)
     if labels is not None and project.postprocess is None:
         check_labels(project, labels, model.outputs[0])
     if not images:

@@ -30,7 +30,7 @@ from edgepack.deploy.remote_app import RunRequest, ask_app
 from edgepack.device.base import Device
 from edgepack.device.limit import SLOWEST_BYTES_S, UPLOAD_S, limited
 from edgepack.flow.job import check_labels, spec_of
-from edgepack.flow.project import Project, class_of_label, read_labels
+from edgepack.flow.project import Project, class_of_label, labels_of
 from edgepack.flow.reference import Array, Reference, top_k
 from edgepack.frontend.float16 import widen
 from edgepack.frontend.load import load_model
@@ -237,7 +237,7 @@ def evaluate(
     `load_model`, the preprocessing and the photos raise, and what `ask_app` raises.
     """
     model = load_model(spec_of(project))
-    labels = read_labels(project.labels) if project.labels else ()
+    labels = labels_of(project) or ()
     if labels:
         check_labels(project, labels, model.outputs[0])
     if project.preprocess is None or len(model.inputs) != 1:

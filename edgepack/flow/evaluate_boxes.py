@@ -41,7 +41,7 @@ from edgepack.flow.evaluate import (
 )
 from edgepack.flow.job import bound_postprocess, spec_of
 from edgepack.flow.outlines import Ints, count_of, mask_overlap
-from edgepack.flow.project import Project, read_labels
+from edgepack.flow.project import Project, labels_of
 from edgepack.flow.reference import Reference
 from edgepack.frontend.float16 import widen
 from edgepack.frontend.load import load_model
@@ -186,7 +186,7 @@ def evaluate_boxes(
     photos raise, and what `ask_app` raises.
     """
     model = load_model(spec_of(project))
-    labels = read_labels(project.labels) if project.labels else ()
+    labels = labels_of(project) or ()
     finder = _Finder.of(project, model, labels, score)
     data = find_data_set(images, split, outlines=finder.masks)
     outlined = [thing.outline is not None for photo in data.photos for thing in photo.things]

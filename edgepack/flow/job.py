@@ -30,11 +30,12 @@ from edgepack.compiler.compiled import CompileTask, keep_compiled
 from edgepack.compiler.limited import limits_for
 from edgepack.compiler.settings import CompileSettings
 from edgepack.flow.exporters import read_exporter
+from edgepack.flow.gallery_check import check_gallery, maker_of
 from edgepack.flow.monitor import make_monitor
 from edgepack.flow.optimize import GROWTH
 from edgepack.flow.own_program import check_loads
 from edgepack.flow.preprocess_diagnosis import find_mending
-from edgepack.flow.project import Project, read_labels
+from edgepack.flow.project import Project, labels_of
 from edgepack.flow.quantized import describe_quantization, find_precision, read_quantization
 from edgepack.flow.records import Chosen, Trial, choose_for_cpu, read_records, shipped_records
 from edgepack.flow.reference import (
@@ -47,6 +48,7 @@ from edgepack.flow.reference import (
 from edgepack.flow.results import check_results, check_stages, golden_results
 from edgepack.flow.sinks import fetch_mosquitto, prove_sinks
 from edgepack.flow.stages import (
+    BOX_KINDS,
     OpenStage,
     golden_crops,
     labels_of_all,
@@ -76,6 +78,7 @@ from edgepack.native.sinks import build_sinks
 from edgepack.native.toolchain import Choice, Toolchain, for_kernels, select
 from edgepack.postprocess.base import PostprocessSpec
 from edgepack.postprocess.classes import Classes
+from edgepack.postprocess.embedding import Embedding
 from edgepack.preprocess.spec import PreprocessSpec
 
 log = logging.getLogger(__name__)
@@ -124,12 +127,13 @@ def make_job(project: Project) -> Job:
     _check_exact(project, model)
     read_quantization(model)
     preprocess = project.preprocess
-    labels = read_labels(project.labels) if project.labels else None
+    labels = labels_of(project)
     if labels is not None and project.postprocess is None:
         check_labels(project, labels, model.outputs[0])
     check_classes(project, model)
     postprocess = bound_postprocess(project, model, labels)
     stages = open_stages(project, model, postprocess, labels)
+    _check_track(project, postprocess)
     prove_sinks(project.sinks, project.service, labels_of_all(labels, stages))
     if stages:
         _check_stage_board(project, board)
@@ -147,6 +151,17 @@ def make_job(project: Project) -> Job:
         labels=labels,
         stages=stages,
     )
+
+
+def _check_track(project: Project, postprocess: PostprocessSpec | None) -> None:
+    """Raise ConfigError for a service that is to track boxes, of which there are none."""
+    words = [word.partition("=")[0] for word in project.service.args] if project.service else []
+    if "--track" in words and (postprocess is None or postprocess.kind not in BOX_KINDS):
+        raise ConfigError(
+            "[service] args: --track: there are no boxes to track: the model's [postprocess] gives "
+            "none",
+            hint=f"kinds that give boxes: {', '.join(BOX_KINDS)} (docs/guides/detectors.md)",
+        )
 
 
 def _check_stage_board(project: Project, board: Board) -> None:
@@ -182,12 +197,17 @@ def bound_postprocess(
             f"'{project.postprocess.kind}' of [postprocess], which gives no classes of a photo",
             hint="leave it out: the smoke test compares the outputs anyway",
         )
-    return project.postprocess.for_model(
+    bound = project.postprocess.for_model(
         model.inputs,
         model.outputs,
         size=project.preprocess.size if project.preprocess else None,
         labels=labels,
     )
+    if isinstance(bound, Embedding):
+        preprocess = project.preprocess.for_inputs(model.given) if project.preprocess else None
+        made_by = maker_of(model, preprocess, bound.outputs)
+        check_gallery(bound, made_by, "[postprocess] gallery")
+    return bound
 
 
 def check_classes(project: Project, model: LoadedModel) -> None:

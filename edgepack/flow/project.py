@@ -265,6 +265,12 @@ def load_project(path: str | Path | None, flags: Mapping[str, Any] | None = None
         values["expected_class"] = class_of_label(
             expected, read_labels(labels), origin=f"{origin}: expected_class", file=labels
         )
+    own = values["postprocess"] and values["postprocess"].own_labels
+    if own is not None and values["labels"] is not None:
+        raise ConfigError(
+            f"{origins['labels']}: labels: {values['labels']}: the labels are the gallery's",
+            hint="leave it out",
+        )
     _check_golden(values, origins, path or PROJECT_FILE)
     return Project(**values, origins=origins)
 
@@ -338,6 +344,14 @@ def project_name(model: Path) -> str:
     folders = (one.name for one in model.absolute().parents)
     name = next((one for one in folders if one.casefold() not in _FOLDERS_OF_ALL), "")
     return _as_name(name or model.stem)
+
+
+def labels_of(project: Project) -> tuple[str, ...] | None:
+    """The labels of a project's classes; None if nothing names them. Raises what `read_labels`
+    does."""
+    if project.labels is not None:
+        return read_labels(project.labels)
+    return project.postprocess.own_labels if project.postprocess else None
 
 
 def read_labels(path: Path) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from edgepack.base.errors import ConfigError, ImageError, perhaps
 from edgepack.bundle.sinks import SinkTables
+from edgepack.flow.gallery_check import check_gallery, maker_of
 from edgepack.flow.project import Project, read_labels
 from edgepack.flow.reference import Array, Reference
 from edgepack.flow.stage_tables import Stage
@@ -24,6 +25,7 @@ from edgepack.model import LoadedModel, ModelSpec, batch_of, check_model, read_m
 from edgepack.model.meanings import as_meant
 from edgepack.postprocess.base import PostprocessSpec
 from edgepack.postprocess.classes import Classes
+from edgepack.postprocess.embedding import Embedding
 from edgepack.postprocess.results import Box, Results, StageCount
 from edgepack.postprocess.yolo import Yolo
 from edgepack.preprocess.image import Pixels, load_image
@@ -53,6 +55,12 @@ class OpenStage:
     preprocess: PreprocessSpec
     postprocess: PostprocessSpec
     labels: tuple[str, ...]
+
+    @property
+    def made_by(self) -> str:
+        """What the stage's embeddings depend on: see `maker_of`."""
+        crop = {"padding": self.stage.padding, **self.how_to_align()}
+        return maker_of(self.model, self.preprocess, self.postprocess.outputs, crop)
 
     @property
     def side(self) -> int:
@@ -141,8 +149,13 @@ def _open_stage(
             f"{stage.where}.model: {stage.model} takes {batch_of(model.inputs)} images at a time",
             hint="export it for one",
         )
-    own_labels = read_labels(stage.labels) if stage.labels else None
     spec = stage.postprocess or Classes(scores=stage.scores)
+    if stage.labels and spec.own_labels is not None:
+        raise ConfigError(
+            f"{stage.where}.labels: {stage.labels}: the labels are the gallery's",
+            hint="leave it out",
+        )
+    own_labels = read_labels(stage.labels) if stage.labels else spec.own_labels
     if spec.kind == "segmentation" or (isinstance(spec, Yolo) and spec.masks > 0):
         raise ConfigError(
             f"{stage.where}.postprocess: masks are those of a whole photo, which a stage does not "
@@ -156,7 +169,7 @@ def _open_stage(
         )
     except ConfigError as error:
         raise type(error)(f"{stage.where}: {error.message}", hint=error.hint) from None
-    return OpenStage(
+    opened = OpenStage(
         stage=stage,
         model=model,
         classes=tuple(_class_number(stage, name, labels) for name in stage.classes),
@@ -165,6 +178,8 @@ def _open_stage(
         postprocess=postprocess,
         labels=own_labels or (),
     )
+    check_gallery(postprocess, opened.made_by, f"{stage.where}.postprocess.gallery")
+    return opened
 
 
 def _turned(stage: Stage, before: Sequence[OpenStage]) -> tuple[int, int] | None:
@@ -253,7 +268,10 @@ def project_of(project: Project, opened: OpenStage, golden: Path) -> Project:
         constants={},
         states={},
         preprocess=stage.preprocess,
-        postprocess=opened.postprocess,
+        # Its gallery was checked with how crops are cut, which one model does not know.
+        postprocess=dataclasses.replace(opened.postprocess, made_by="")
+        if isinstance(opened.postprocess, Embedding)
+        else opened.postprocess,
         stages=(),
         service=None,
         sinks=SinkTables(),

@@ -53,6 +53,11 @@ class PostprocessSpec:
     def read(cls, table: Table) -> Self:
         """The kind's own keys. Raises `ConfigError`."""
 
+    @property
+    def own_labels(self) -> tuple[str, ...] | None:
+        """The labels of the classes, of a kind that knows them; None: a file has to name them."""
+        return None
+
     @abstractmethod
     def classes(self, shapes: Shapes) -> int | None:
         """How many classes outputs of these shapes tell apart; None if they have none.

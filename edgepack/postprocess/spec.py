@@ -15,6 +15,7 @@ from edgepack.postprocess.base import FORMAT, VERSION, PostprocessSpec
 from edgepack.postprocess.centernet import CenterNet
 from edgepack.postprocess.classes import Classes, Tensors
 from edgepack.postprocess.ctc import Ctc
+from edgepack.postprocess.embedding import Embedding
 from edgepack.postprocess.keypoints import Keypoints
 from edgepack.postprocess.masks import Segmentation, TextLines
 from edgepack.postprocess.presets import PRESETS
@@ -23,7 +24,10 @@ from edgepack.postprocess.yolo import Yolo
 
 KINDS: Mapping[str, type[PostprocessSpec]] = {
     one.kind: one
-    for one in (Classes, Tensors, Yolo, CenterNet, Ssd, Keypoints, Segmentation, TextLines, Ctc)
+    for one in (
+        *(Classes, Tensors, Yolo, CenterNet, Ssd, Keypoints, Segmentation, TextLines, Ctc),
+        Embedding,
+    )
 }
 _MOST_OUTPUTS = 64
 _MOST_SIZE = 1 << 20

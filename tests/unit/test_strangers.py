@@ -19,6 +19,7 @@ from edgepack.base.tables import read_toml
 from edgepack.fleet import load_fleet
 from edgepack.fleet.bounds import MAX_DEPTH
 from edgepack.flow.project import load_project
+from edgepack.postprocess.gallery import Gallery
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,6 +30,7 @@ def clone(tmp_path: Path) -> Path:
     (tmp_path / "own/photos").mkdir(parents=True)
     for name in ("secret.txt", "photos/face.png", "net.onnx", "b.toml", "t.jsonl"):
         (tmp_path / "own" / name).write_text("top secret\n")
+    Gallery().write(tmp_path / "own/people.json")
     folder = tmp_path / "clone"
     (folder / "photos").mkdir(parents=True)
     for name in ("net.onnx", "labels.txt", "cat.png", "b.toml", "t.jsonl", "photos/a.png"):
@@ -77,6 +79,10 @@ KEYS = {
     "quantize.images": ("photos", '[quantize]\nimages = "{}"'),
     "quantize.judge": ("photos", '[quantize]\njudge = "{}"'),
     "postprocess.charset": ("secret.txt", '[postprocess]\nkind = "ctc"\ncharset = "{}"'),
+    "postprocess.gallery": (
+        "people.json",
+        '[postprocess]\nkind = "embedding"\nscore = 0.5\ngallery = "{}"',
+    ),
 }
 
 

@@ -34,6 +34,10 @@ constexpr double kMostVariance = 1e3;
 constexpr double kMostRatio = 10;
 constexpr std::size_t kMostCharacters = 65535;
 constexpr std::size_t kMostCharacterBytes = 64;
+constexpr std::size_t kMostPeople = 10000;
+constexpr std::size_t kMostVectors = 10000;
+constexpr std::size_t kMostNameBytes = 64;
+constexpr double kLengthError = 1e-3;
 
 int ReadCount(const char* key, std::int64_t low, std::int64_t high, JsonObject* object) {
   return static_cast<int>(object->Int(key, low, high));
@@ -193,6 +197,43 @@ void ReadCtc(JsonObject* root, Spec* spec) {
       "scores", {{"raw", Spec::Scores::kRaw}, {"softmax", Spec::Scores::kSoftmax}}, root);
 }
 
+bool IsOfLength1(const double* vector, std::size_t size) {
+  double squares = 0;
+  for (std::size_t i = 0; i < size; ++i) squares += vector[i] * vector[i];
+  return std::abs(std::sqrt(squares) - 1) <= kLengthError;
+}
+
+void ReadEmbedding(JsonObject* root, Spec* spec) {
+  spec->score = root->Number("score");
+  if (!(spec->score > 0 && spec->score <= 1)) root->Fail("score", "is not above 0 and at most 1");
+  if (root->String("made_by").size() > kMostNameBytes) root->Fail("made_by", "is too long");
+  const std::vector<std::string> people = root->Strings("people");
+  const std::set<std::string> names(people.begin(), people.end());
+  bool fit = people.size() <= kMostPeople && names.size() == people.size();
+  for (const std::string& one : people) fit = fit && !one.empty() && one.size() <= kMostNameBytes;
+  if (!fit) root->Fail("people", "are too many, or one is there twice, empty or long");
+  spec->people = static_cast<int>(people.size());
+  const std::vector<std::int64_t> owners = root->Ints("owners");
+  fit = owners.size() <= kMostVectors;
+  for (const std::int64_t one : owners) {
+    fit = fit && one >= 0 && one < static_cast<std::int64_t>(people.size());
+    spec->owners.push_back(static_cast<int>(fit ? one : 0));
+  }
+  if (!fit) root->Fail("owners", "are too many, or hold what is no person");
+  spec->vectors = root->Numbers("vectors");
+  const std::size_t count = owners.size();
+  const std::size_t size = count == 0 ? 0 : spec->vectors.size() / count;
+  if (spec->vectors.size() > static_cast<std::size_t>(kMostElements) ||
+      size * count != spec->vectors.size()) {
+    root->Fail("vectors", "are not one for each of the owners, or too many");
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    if (!IsOfLength1(spec->vectors.data() + i * size, size)) {
+      root->Fail("vectors", "hold one that is not of length 1");
+    }
+  }
+}
+
 }  // namespace
 
 PostprocessSpec LoadPostprocessSpec(const std::filesystem::path& path) {
@@ -209,7 +250,8 @@ PostprocessSpec LoadPostprocessSpec(const std::filesystem::path& path) {
                                       {"keypoints", Spec::Kind::kKeypoints},
                                       {"segmentation", Spec::Kind::kSegmentation},
                                       {"text-lines", Spec::Kind::kTextLines},
-                                      {"ctc", Spec::Kind::kCtc}},
+                                      {"ctc", Spec::Kind::kCtc},
+                                      {"embedding", Spec::Kind::kEmbedding}},
                                      &root);
   ReadOutputs(&root, &spec);
   if (spec.in_pixels()) ReadInputSize(&root, &spec);
@@ -251,6 +293,9 @@ PostprocessSpec LoadPostprocessSpec(const std::filesystem::path& path) {
       break;
     case Spec::Kind::kCtc:
       ReadCtc(&root, &spec);
+      break;
+    case Spec::Kind::kEmbedding:
+      ReadEmbedding(&root, &spec);
       break;
   }
   root.Finish();

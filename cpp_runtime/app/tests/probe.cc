@@ -73,9 +73,9 @@ void Write(const PreprocessSpec& spec, JsonWriter& json) {
 }
 
 void Write(const PostprocessSpec& spec, JsonWriter& json) {
-  const std::array<const char*, 9> kinds = {"classes",      "tensors",    "yolo",
-                                            "centernet",    "ssd",        "keypoints",
-                                            "segmentation", "text-lines", "ctc"};
+  const std::array<const char*, 10> kinds = {"classes", "tensors",   "yolo",         "centernet",
+                                             "ssd",     "keypoints", "segmentation", "text-lines",
+                                             "ctc",     "embedding"};
   const std::array<const char*, 3> ends = {"first", "last", "none"};
   const std::array<const char*, 3> scores = {"softmax", "sigmoid", "raw"};
   const std::array<const char*, 5> heads = {"v8", "v5", "end2end", "centernet", "centerface"};
@@ -98,8 +98,13 @@ void Write(const PostprocessSpec& spec, JsonWriter& json) {
   json.Number(spec.least_side).EndArray().Key("characters").BeginArray();
   for (const std::string& one : spec.characters) json.String(one);
   json.EndArray().Key("blank_last").Bool(spec.blank_last);
-  for (const auto& [key, numbers] :
-       {std::pair{"counts", &spec.counts}, {"maps", &spec.maps}, {"strides", &spec.strides}}) {
+  json.Key("people").Int(spec.people).Key("vectors").BeginArray();
+  for (const double one : spec.vectors) json.Number(one);
+  json.EndArray();
+  for (const auto& [key, numbers] : {std::pair{"counts", &spec.counts},
+                                     {"maps", &spec.maps},
+                                     {"strides", &spec.strides},
+                                     {"owners", &spec.owners}}) {
     json.Key(key).BeginArray();
     for (const int number : *numbers) json.Int(number);
     json.EndArray();

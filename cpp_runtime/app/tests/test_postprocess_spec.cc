@@ -49,6 +49,12 @@ TEST_CASE("postprocess.json is read") {
     "characters": ["a", " "], "blank": "last", "scores": "raw"})");
   CHECK(text.characters == std::vector<std::string>{"a", " "});
   CHECK(text.blank_last);
+  const PostprocessSpec who = LoadPost(R"({
+    "format": "edgepack-postprocess", "version": 1, "kind": "embedding", "outputs": ["y"],
+    "score": 0.75, "made_by": "", "people": ["a", "b"], "owners": [1], "vectors": [0.6, 0.8]})");
+  CHECK(who.people == 2);
+  CHECK(who.owners == std::vector<int>{1});
+  CHECK(who.vectors.at(1) == 0.8);
   const PostprocessSpec ssd = LoadPost(R"({
     "format": "edgepack-postprocess", "version": 1, "kind": "ssd", "outputs": ["b", "s"],
     "size": [8, 9], "score": 0.25, "iou": 0.5, "max_boxes": 4, "class_aware": true,

@@ -349,6 +349,35 @@ TEST_CASE("text") {
   CHECK_THROWS_AS((void)Postprocessor(spec).Run(outputs.Views(), std::nullopt), ModelInputError);
 }
 
+TEST_CASE("who it is") {
+  PostprocessSpec spec;
+  spec.kind = PostprocessSpec::Kind::kEmbedding;
+  spec.outputs.resize(1);
+  spec.score = 0.9;
+  const auto find = [&](std::vector<float> vector) {
+    Outputs outputs;
+    outputs.Add({1, static_cast<std::int64_t>(vector.size())}, std::move(vector));
+    const std::vector<Score> top = Postprocessor(spec).Run(outputs.Views(), std::nullopt).top;
+    REQUIRE(top.size() == 1);
+    return top.front();
+  };
+  CHECK(find({1, 2}).index == 0);  // nobody is known
+  CHECK(find({1, 2}).score == 0);
+  spec.people = 2;
+  spec.owners = {1, 0, 1};
+  spec.vectors = {1, 0, 0, 1, 0.6, 0.8};
+  CHECK(find({0, 5}).index == 0);
+  CHECK(find({0, 5}).score == 1);
+  CHECK(find({3, 4}).index == 1);
+  CHECK(find({-1, 0}).index == 2);
+  CHECK(find({-1, 0}).score == 0);  // of (0, 1)
+  CHECK(find({1, 1}).score == doctest::Approx(1.4 / std::sqrt(2.0)));
+  CHECK(find({0, 0}).index == 2);
+  CHECK(find({NAN, 1}).score == 0);
+  CHECK(find({1e30F, 1e30F}).index == 1);
+  CHECK_THROWS_AS(find({1, 2, 3}), ModelInputError);
+}
+
 TEST_CASE("tensors of other shapes are refused") {
   Outputs outputs;
   outputs.Add({1, 4, 2}, std::vector<float>(8));

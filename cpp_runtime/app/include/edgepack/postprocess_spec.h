@@ -19,7 +19,8 @@ struct PostprocessSpec {
     kKeypoints,
     kSegmentation,
     kTextLines,
-    kCtc
+    kCtc,
+    kEmbedding
   };
   /// What makes scores of elements.
   enum class Scores { kSoftmax, kSigmoid, kRaw };
@@ -63,6 +64,11 @@ struct PostprocessSpec {
   int point_size = 3;    ///< numbers of each
   int masks = 0;         ///< coefficients, of prototypes in a second output
   bool rotated = false;  ///< an angle; its corners are its points
+
+  // kEmbedding, which has `score` as well.
+  int people = 0;
+  std::vector<int> owners;      ///< the person of each vector
+  std::vector<double> vectors;  ///< of length 1, one after the other
 
   // kCtc
   std::vector<std::string> characters;

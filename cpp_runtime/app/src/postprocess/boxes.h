@@ -201,6 +201,8 @@ void FindLines(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
                const Geometry& geometry, PostprocessBuffers* buffers, std::vector<Box>* lines);
 void FindKeypoints(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
                    const Geometry& geometry, Best* found, std::vector<Mark>* marks);
+/// Who the vector is of, or nobody: one of as many classes as there are people and one.
+void FindPerson(const PostprocessSpec& spec, const TensorView& embedding, std::vector<Score>* top);
 void ReadText(const PostprocessSpec& spec, const std::vector<Floats>& tensors, Best* found,
               TextLine* text);
 

@@ -173,6 +173,9 @@ void Postprocessor::Run(const std::vector<TensorView>& tensors,
       CopyValues(tensors[i], spec_.count, &results->tensors[i]);
     }
   }
+  if (spec_.kind == PostprocessSpec::Kind::kEmbedding) {
+    FindPerson(spec_, tensors.front(), &results->top);
+  }
   if (spec_.kind == PostprocessSpec::Kind::kClasses) {
     FindTopScores(tensors.front(), static_cast<std::size_t>(spec_.top), spec_.scores,
                   &results->top);
