@@ -50,6 +50,7 @@ OTHERS = frozenset(
         "--frames",
         "--host",
         "--fps",
+        "--track",
         "--size",
         "--at-end",
         "--rotate",

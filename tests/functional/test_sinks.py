@@ -457,6 +457,36 @@ def test_when_runs_a_program_after_a_while_and_not_too_often(program: Path, tmp_
     assert [json.loads(text)["boxes"][1]["score"] for text in rung[1::2]] == [0.7, 0.7]
 
 
+def test_when_boxes_are_tracked_one_has_to_stay(program: Path, tmp_path: Path) -> None:
+    script = tmp_path / "ring"
+    script.write_text(f"#!/bin/sh\ncat >> {tmp_path}/rung\n")
+    script.chmod(0o755)
+    rules = [
+        when(for_s=0.6, every_s=60.0, run=[str(script)]),
+        {**when(for_s=0.6, every_s=60.0, run=[str(script)]), "class": "Anna", "name": "anna"},
+    ]
+
+    def box(track: int, **more: object) -> dict[str, object]:
+        return {"index": 0, "label": "person", "score": 0.9, "track": track, **more}
+
+    with running(program, tmp_path, rules=rules) as sinks:
+        for number in range(30):  # many people, each for a moment
+            sinks.say(json.dumps({"frame": number, "boxes": [box(number // 4 + 1)]}))
+            time.sleep(0.05)
+        assert sinks.metrics['edgepack_action_runs_total{when="visitor"}'] == 0
+        answers = {"who": {"top": [{"index": 1, "label": "Anna", "score": 0.8}]}}
+        for number in range(30, 60):  # one who is missed now and then, and known at times
+            boxes = [box(99, answers=answers if number % 3 else {}), box(number)]
+            sinks.say(json.dumps({"frame": number, "boxes": boxes[number % 4 == 1 :]}))
+            time.sleep(0.05)
+        sinks.await_metric('edgepack_action_runs_total{when="visitor"}', 1)
+        sinks.await_metric('edgepack_action_runs_total{when="anna"}', 1)
+        sinks.end()
+    rung = [json.loads(text) for text in (tmp_path / "rung").read_text().splitlines()]
+    assert len(rung) == 2
+    assert all(one["frame"] >= 40 and one["boxes"][0]["track"] == 99 for one in rung)
+
+
 def test_what_a_stage_says_of_a_box_starts_a_program(program: Path, tmp_path: Path) -> None:
     script = tmp_path / "ring"
     script.write_text(f"#!/bin/sh\ncat >> {tmp_path}/rung\n")

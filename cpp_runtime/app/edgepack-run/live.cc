@@ -71,6 +71,7 @@ class Preparer {
   void Prepare(Encoded* picture, bool shown, LiveFrame* frame) {
     frame->path = picture->path;
     frame->number = picture->number;
+    frame->opening = picture->opening;
     frame->seen = picture->seen;
     frame->error.reset();
     try {

@@ -26,6 +26,7 @@ class ResultSinks;
 struct LiveFrame {
   std::optional<std::string> path;  ///< of a photo; frames have a number
   std::int64_t number = 0;
+  std::int64_t opening = 0;                    ///< of the source, as in Encoded
   std::chrono::steady_clock::time_point seen;  ///< when all of it was there
   std::vector<char> tensor;
   Geometry geometry;

@@ -13,6 +13,7 @@ namespace {
 constexpr int kMaxThreads = 64;
 constexpr int kMaxRuns = 1000000;
 constexpr int kMaxFps = 1000;
+constexpr int kMostMissed = 10000;
 constexpr int kMaxSide = 65535;
 constexpr int kMaxQueue = 10000;
 constexpr int kMaxKept = 1000;
@@ -132,6 +133,10 @@ void CheckCombination(const Options& options) {
   if (options.results && !options.watch) throw UsageError("--results needs --watch");
   const bool pictures = options.images || options.frames || options.camera;
   if (options.out && !pictures) throw UsageError("--out needs --images, --frames or --camera");
+  if (options.track && !pictures) {
+    throw UsageError("--track needs --images, --frames or --camera",
+                     "photos of their own have nothing to do with each other");
+  }
   if (options.preview && !pictures && !options.watch) {
     throw UsageError("--preview needs --images, --frames, --camera or --watch");
   }
@@ -219,6 +224,8 @@ Options ParseOptions(const std::vector<std::string>& words) {
                                                {"yuyv", FrameFormat::kYuyv}});
        }},
       {"--camera", [&](Value text) { options.camera = text; }},
+      {"--track",
+       [&](Value text) { options.track = WholeNumber("--track", text, 0, kMostMissed); }},
       {"--fps", [&](Value text) { options.fps = WholeNumber("--fps", text, 1, kMaxFps); }},
       {"--from", [&](Value text) { options.from = text; }},
       {"--at-end",
@@ -311,6 +318,8 @@ usage: edgepack-run (--image FILE | --images WHERE | --frames FORMAT | --camera 
                        or yuyv, the first that it has or --frames. --at-end tells what follows
                        when it is unplugged
   --fps N              frames that the camera is asked for in a second
+  --track N            boxes get the number of a track, which stays with what moves; what is missed
+                       in more than N frames in a row gets another one
   --size WIDTHxHEIGHT  of frames; of mjpeg those of another size are broken
   --from FILE          read the frames from this pipe, device or file instead
   --at-end WHAT        when --from ends: exit; wait for the pipe's next writer; retry: open it

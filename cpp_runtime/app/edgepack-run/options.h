@@ -43,6 +43,7 @@ struct Options {
   std::optional<std::filesystem::path> from;
   std::optional<std::filesystem::path> camera;
   std::optional<int> fps;
+  std::optional<int> track;  ///< frames in a row that something may be missed in
   AtEnd at_end = AtEnd::kExit;
   bool newest = false;
   bool sinks = false;  ///< to edgepack-sinks, too

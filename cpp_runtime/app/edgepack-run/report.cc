@@ -115,8 +115,9 @@ void PrintAnswers(std::size_t index, const std::vector<Found::Stage>& stages, st
 
 void PrintBoxes(const Found& found, std::ostream& out) {
   std::size_t index = 0;
-  for (const auto& [box, label] : *found.boxes) {
-    PrintScore(box.found, label, out);
+  for (const Found::LabelledBox& labelled : *found.boxes) {
+    const Box& box = labelled.box;
+    PrintScore(box.found, labelled.label, out);
     out << std::setprecision(1) << "  at " << box.low.x << "," << box.low.y << " to " << box.high.x
         << "," << box.high.y << "\n";
     PrintAnswers(index++, found.stages, out);

@@ -41,6 +41,7 @@
 #include "source_state.h"
 #include "stages.h"
 #include "statistics.h"
+#include "tracker.h"
 #include "watch.h"
 
 namespace edgepack {
@@ -766,6 +767,8 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
   Finder finder(postprocessor, bundle, options.top);
   Sight sight(bundle);
   Report report;
+  std::optional<Tracker> tracker;
+  if (options.track) tracker.emplace(*options.track);
   const auto line_of = [&](const LiveFrame& frame, std::string* line) -> const Found& {
     report.image = frame.path;
     if (!frame.path) report.frame = frame.number;
@@ -774,6 +777,10 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
     std::copy(frame.tensor.begin(), frame.tensor.end(), static_cast<char*>(input.data));
     Run(options, &session, &report);
     finder.Find(session.outputs(), frame.geometry, &report);
+    if (tracker) {
+      if (!report.boxes) throw UsageError("--track: the model gives no boxes");
+      tracker->See(frame.opening, &*report.boxes);
+    }
     if (stages != nullptr) LookAtBoxes(frame.image, options, stages.get(), &report);
     sight.AddRun(*report.run_ms / 1000);
     sight.AddPicture(frame.light, report);

@@ -80,6 +80,7 @@ std::string Source::Came() const {
 /// Gives what next_ holds.
 bool Source::Give() {
   next_.number = number_++;
+  next_.opening = openings_;
   next_.seen = std::chrono::steady_clock::now();
   return to_->Put(&next_);
 }
@@ -194,6 +195,7 @@ bool Source::IsReplaced(int fd) const {
 
 /// Until it ends. False if nobody wants more.
 bool Source::ReadFrom(int fd) {
+  ++openings_;
   FrameSplitter splitter = SplitterOf(options_);
   splitter.Reserve(buffer_.size());
   bool more = ReadBytes(fd, &splitter);
@@ -269,6 +271,7 @@ void Source::ReadCameras() {
 
 /// Until it goes away. False if nobody wants more.
 bool Source::ReadCamera(VideoDevice* device) {
+  ++openings_;
   Camera camera(device, options_.camera->string(), {options_.frames, options_.size, options_.fps});
   bool more = true;
   frames_silence_.Reset();

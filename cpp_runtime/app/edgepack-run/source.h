@@ -20,6 +20,7 @@ namespace edgepack {
 struct Encoded {
   std::optional<std::string> path;
   std::int64_t number = 0;
+  std::int64_t opening = 0;  ///< which opening of the source it is from
   std::chrono::steady_clock::time_point seen;
   FrameFormat format = FrameFormat::kMjpeg;
   std::optional<ImageSize> size;  ///< of pixels; what a JPEG must have, if anything
@@ -76,6 +77,7 @@ class Source {
   Silence bytes_silence_{kSilent};
   Silence frames_silence_{kSilent};
   std::int64_t number_ = 0;
+  std::int64_t openings_ = 0;
   std::int64_t broken_ = 0;
   std::int64_t wrong_ = 0;  ///< broken, and not by a stop signal
   std::int64_t dropped_ = 0;

@@ -61,6 +61,7 @@ void WriteBox(const Found::LabelledBox& labelled, std::size_t index,
   if (labelled.label) json->Key("label").String(*labelled.label);
   json->Key("score").Number(box.found.score).Key("box").BeginArray();
   json->Number(box.low.x).Number(box.low.y).Number(box.high.x).Number(box.high.y).EndArray();
+  if (labelled.track != 0) json->Key("track").Int(labelled.track);
   if (!box.points.empty()) {
     WriteList("points", box.points, json, [&](Point point) { WritePoint(point, json); });
   }
@@ -104,6 +105,7 @@ void NameBoxes(const std::vector<std::string>& labels, std::vector<Box>* boxes,
     Box& box = (*boxes)[i];
     if (i == named->size()) named->emplace_back();
     (*named)[i].label = LabelOf(labels, box.found.index);
+    (*named)[i].track = 0;
     std::swap((*named)[i].box, box);
   }
   while (named->size() > count) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,6 +26,7 @@ struct Found {
   struct LabelledBox {
     Box box;
     std::optional<std::string_view> label;
+    std::int64_t track = 0;  ///< what it is in the frames before and after; 0: not known
   };
   struct LabelledMark {
     Mark mark;

@@ -71,6 +71,7 @@ TEST_CASE("mistakes") {
   CHECK(Contains(ParseError({"--golden", "--draw", "a.png"}),
                  "--draw, --mask and --save-crops need --image"));
   CHECK(Contains(ParseError({"--golden", "--fps", "5"}), "--fps needs --camera"));
+  CHECK(Contains(ParseError({"--golden", "--track", "5"}), "--track needs --images, --frames"));
   CHECK(Contains(ParseError({"--camera", "v", "--frames", "gray"}), "mjpeg or yuyv"));
   CHECK(Contains(ParseError({"--camera", "v", "--at-end", "wait"}), "--at-end wait is for pipes"));
   CHECK(Contains(ParseError({"--camera", "v", "--image", "a"}), "exclude each other"));

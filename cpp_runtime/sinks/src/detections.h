@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,6 +11,7 @@ namespace edgepack::sinks {
 struct Detection {
   std::string label;
   double score = 0;
+  std::int64_t track = 0;  ///< of its box, if boxes are tracked
 };
 
 /// What a line of edgepack-run names: its boxes, points and classes, and what later models say of

@@ -1,0 +1,184 @@
+"""--track: numbers of boxes that stay, as the reference gives them, on this machine and on ARM.
+
+The frames say what the model finds: their first pixels are the boxes.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgepack.base.errors import ConfigError
+from edgepack.bundle.manifest import APP
+from edgepack.flow.job import make_job, package_job
+from edgepack.flow.project import load_project
+from edgepack.postprocess.results import Box
+from edgepack.postprocess.tracker import Tracker
+from tests.onnx_models import Builder
+from tests.support import require_tool
+
+SIDE, MOST = 128, 8
+PROJECT = """
+[project]
+name = "tracked"
+model = "boxes.onnx"
+board = "{board}"
+[preprocess]
+resize = {{ mode = "exact", height = 128, width = 128 }}
+[postprocess]
+preset = "yolo-end2end"
+score = 0.2
+"""
+
+
+@dataclass
+class Thing:
+    """What moves evenly: where, how fast, which class, and the frames in which it is seen."""
+
+    corner: tuple[float, float]
+    size: tuple[float, float]
+    step: tuple[float, float]
+    index: int
+    frames: tuple[int, ...]
+
+    def box(self, frame: int) -> tuple[float, float, float, float]:
+        left, top = (at + frame * by for at, by in zip(self.corner, self.step, strict=True))
+        return left, top, left + self.size[0], top + self.size[1]
+
+
+def _frame(boxes: list[tuple[tuple[float, ...], int]]) -> bytes:
+    """A picture (RGB) whose pixels say these boxes."""
+    pixels = np.zeros((SIDE, SIDE, 3), np.uint8)
+    for row, (box, index) in enumerate(boxes):
+        pixels[row, 0] = np.rint(box[:3])
+        pixels[row, 1] = np.rint(box[3]), 250 - row, index
+    return pixels.tobytes()
+
+
+THINGS = (
+    Thing((2, 10), (20, 30), (2, 0), 0, tuple(range(40))),
+    Thing((100, 12), (20, 30), (-2, 0), 0, tuple(range(40))),  # comes towards the first
+    Thing((40, 70), (16, 16), (1, 1), 1, (*range(10), *range(14, 40))),  # is missed in 4 frames
+    Thing((40, 72), (16, 16), (1, 1), 2, tuple(range(40))),  # the same place, another class
+    Thing((100, 90), (24, 24), (0, 0), 1, (*range(5), *range(20, 40))),  # for 15 frames
+)
+
+
+@pytest.fixture(scope="module", params=["local", "rasp3b"])
+def app(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("tracked")
+    b = Builder()
+    ends = [b.const(one) for one in ([0, 0], [MOST, 2], [2, 3])]
+    corner = b.op("Transpose", b.op("Slice", "x", *ends), perm=[0, 2, 3, 1])
+    rows = b.op("Reshape", corner, b.const([1, MOST, 6]))
+    b.op("Mul", rows, b.const([1, 1, 1, 1, 1 / 255, 1], "f4"), outputs=["rows"])
+    b.save(folder / "boxes.onnx", {"x": [1, 3, SIDE, SIDE]}, {"rows": [1, MOST, 6]})
+    file = folder / "edgepack.toml"
+    file.write_text(PROJECT.format(board=request.param))
+    bundle = package_job(make_job(load_project(file)), folder / "dist")
+    board = make_job(load_project(file)).board
+    start = [] if request.param == "local" else [
+        require_tool("qemu-arm-static"), *("-L", f"/usr/{board.triple}")]  # fmt: skip
+    return [*start, str(bundle.file(APP)), "--bundle", str(bundle.path)]
+
+
+def _run(app: list[str], frames: list[bytes], *words: str) -> list[list[tuple[int, int]]]:
+    """The class and number of each box in each frame."""
+    size = ("--frames", "rgb24", "--size", f"{SIDE}x{SIDE}")
+    done = subprocess.run(
+        [*app, *size, "--json", *words], input=b"".join(frames), capture_output=True, check=True
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    return [
+        [(box["index"], box.get("track", 0)) for box in line["boxes"]]
+        for line in lines
+        if "boxes" in line
+    ]
+
+
+def test_things_keep_their_numbers(app: list[str]) -> None:
+    frames = []
+    for number in range(40):
+        there = [one for one in THINGS if number in one.frames]
+        frames.append(_frame([(one.box(number), one.index) for one in there]))
+    found = _run(app, frames, "--track", "8")
+    numbers: dict[int, list[int]] = {at: [] for at in range(len(THINGS))}
+    for number, boxes in enumerate(found):
+        there = [at for at, one in enumerate(THINGS) if number in one.frames]
+        assert [index for index, _ in boxes] == [THINGS[at].index for at in there]
+        for at, (_, track) in zip(there, boxes, strict=True):
+            numbers[at].append(track)
+    assert [sorted(set(numbers[at])) for at in range(4)] == [[1], [2], [3], [4]]
+    # It was away for longer than may be: somebody else, as far as anybody can tell.
+    assert numbers[4] == [5] * 5 + [6] * 20
+    assert all(track == 0 for boxes in _run(app, frames[:2]) for _, track in boxes)
+
+
+def test_numbers_are_the_references(app: list[str]) -> None:
+    """Of boxes that jump, overlap, and come and go."""
+    random = np.random.default_rng(11)
+    corners = random.integers(0, 90, (MOST, 2)).astype(float)
+    frames, wanted = [], []
+    tracker = Tracker(most_missed=2)
+    for _ in range(60):
+        corners = np.clip(corners + random.integers(-9, 10, (MOST, 2)), 0, 90)
+        boxes = []
+        for at in range(MOST):
+            left, top = corners[at]
+            side = 20 + int(random.integers(0, 12))
+            if random.uniform() < 0.8:
+                boxes.append(((left, top, left + side, top + side), at % 2))
+        frames.append(_frame(boxes))
+        seen = [
+            Box(index=index, label="", score=0.9, box=tuple(map(float, box)))  # type: ignore[arg-type]
+            for box, index in boxes
+        ]
+        wanted.append(tracker.see(seen))
+    found = _run(app, frames, "--track", "2")
+    assert [[track for _, track in boxes] for boxes in found] == wanted
+    assert max(map(max, filter(None, wanted))) > MOST
+
+
+def test_a_source_that_is_opened_again_continues_no_track(app: list[str], tmp_path: Path) -> None:
+    frame = _frame([((10, 10, 50, 50), 0)])
+    file = tmp_path / "frames"
+    file.write_bytes(frame * 3)
+    command = [*app, "--frames", "rgb24", "--size", f"{SIDE}x{SIDE}", "--json", "--track", "5"]
+    command += ["--from", str(file), "--at-end", "retry"]
+    tracks = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            tracks += [box["track"] for box in json.loads(line).get("boxes", ())]
+            if len(tracks) == 6:
+                process.terminate()
+    assert tracks[:6] == [1, 1, 1, 2, 2, 2]
+
+
+def test_what_cannot_be_tracked(app: list[str]) -> None:
+    for words, text in (
+        (("--golden", "--track", "3"), "--track needs --images, --frames or --camera"),
+        (("--frames", "mjpeg", "--track", "-1"), "--track"),
+        (("--watch", ".", "--track", "3"), "--track needs --images, --frames or --camera"),
+    ):
+        done = subprocess.run([*app, *words], capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert text in done.stderr
+
+
+def test_a_service_that_tracks_no_boxes_is_refused(tmp_path: Path) -> None:
+    b = Builder()
+    b.op("ReduceMean", "x", axes=[2, 3], keepdims=0, outputs=["y"])
+    b.save(tmp_path / "m.onnx", {"x": [1, 3, 8, 8]}, {"y": [1, 3]})
+    file = tmp_path / "edgepack.toml"
+    file.write_text(
+        '[project]\nmodel = "m.onnx"\nboard = "rasp3b"\n[preprocess]\nresize = { mode = "exact", '
+        'height = 8, width = 8 }\n[service]\nargs = ["--camera", "/dev/video0", "--track", "5"]\n'
+    )
+    with pytest.raises(ConfigError, match=r"--track: there are no boxes"):
+        make_job(load_project(file))
