@@ -483,7 +483,10 @@ def _fix_shapes(path: Path, proto: Any, shapes: Mapping[str, tuple[int, ...]]) -
                     )
     if not shapes:
         return
-    batches = {(tensor_info(inputs[name]).shape[:1], shape[:1]) for name, shape in shapes.items()}
+    # Whoever comes from Python may give a list.
+    batches = {
+        (tensor_info(inputs[name]).shape[:1], tuple(shape[:1])) for name, shape in shapes.items()
+    }
     for name, value in inputs.items():
         dims = shapes.get(name) or [
             symbols[dim][0] if isinstance(dim, str) and dim in symbols else dim

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -209,7 +210,8 @@ def test_a_batch_that_an_exporter_wrote_into_reshapes(tmp_path: Path) -> None:
     x = np.random.default_rng(1).normal(size=(4, 2, 3)).astype(np.float32)
     (whole,) = run_reference(load_model(ModelSpec(path=path)).proto, {}, [x])
     for batch in (1, 2, 8):
-        model = load_model(ModelSpec(path=path, shapes={"x": (batch, 2, 3)}))
+        shapes: dict[str, Any] = {"x": [batch, 2, 3]}  # as Python's users may write it
+        model = load_model(ModelSpec(path=path, shapes=shapes))
         assert model.outputs[0].shape == (batch, 4)
         rows = np.concatenate([x, x])[:batch]
         (found,) = run_reference(model.proto, {}, [rows])
