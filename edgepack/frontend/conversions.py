@@ -12,9 +12,10 @@ import onnx
 import tvm
 from tvm import relax, te, tirx
 
-from edgepack.frontend import positions
+from edgepack.frontend import integer_weights, positions
 from edgepack.frontend.errors import UnsupportedFormError
 from edgepack.frontend.positions import Reach
+from edgepack.frontend.private import private_call
 from edgepack.frontend.resizing import Emit, emit_resize
 from edgepack.kernels.tiles.cpu import CpuModel
 from edgepack.kernels.whole import sorting
@@ -122,6 +123,8 @@ def _cast_to(node: Node, dtype: str) -> relax.Expr | None:
     is_tensor = isinstance(getattr(data, "ty", None), relax.TensorType)
     if not is_tensor or isinstance(data, tvm.ir.GenericConst):
         return None
+    if str(data.ty.dtype) == dtype:
+        return data
     if "float" not in str(data.ty.dtype):
         return None
     if dtype == "uint64":
@@ -510,11 +513,16 @@ def conv_transpose(node: Node) -> relax.Expr | None:
 
 
 def dequantize_linear(node: Node) -> relax.Expr | None:
-    """With blocks along an axis, each of a scale of its own; None without."""
+    """With blocks along an axis, each of a scale of its own; None without. A constant matrix is
+    left to who multiplies by it."""
     block = node.attributes.get("block_size", 0)
     data, scale, zero = (*node.inputs, None)[:3]
     if not block or data.ty.ndim != scale.ty.ndim:
         return None
+    axis = node.attributes.get("axis", 1) % data.ty.ndim
+    weight = integer_weights.matrix_in_blocks(data, scale, zero, block, axis)
+    if weight is not None:
+        return private_call(weight, [], relax.TensorType(list(weight.values.shape), "float32"))
     scale, zero = (_of_blocks(node, item, block) for item in (scale, zero))
     real = node.emit(relax.op.astype(data, "int32"))
     if zero is not None:

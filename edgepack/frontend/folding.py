@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from edgepack.base import apart
 from edgepack.frontend.conversions import is_static
 from edgepack.frontend.errors import ImportModelError, first_line
 from edgepack.frontend.forms import known_shapes
+from edgepack.frontend.integer_weights import is_matrix_in_blocks
 from edgepack.model import opset_of, walk_nodes
 from edgepack.model.index import GraphIndex
 from edgepack.model.session import INEXACT
@@ -91,8 +92,8 @@ def fold_by_onnxruntime(path: Path, proto: onnx.ModelProto) -> onnx.ModelProto:
     """
     import onnxruntime
 
-    weights = _large_weights(proto)
-    given = _as_inputs(proto, weights)
+    weights, matrices = _large_weights(proto), _matrices_in_blocks(proto)
+    given = _as_inputs(proto, weights, matrices)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.log_severity_level = 4
@@ -112,9 +113,10 @@ def fold_by_onnxruntime(path: Path, proto: onnx.ModelProto) -> onnx.ModelProto:
                 f"{path}: not a valid model: {_said(error)}",
                 hint=_way_out(proto),
             ) from error
-        return _with_weights(onnx.load(folded), proto, weights)
+        return _with_weights(onnx.load(folded), proto, weights, matrices)
 
 
+_FLOAT = onnx.TensorProto.FLOAT
 # Weights of so many bytes, which are most of a model, need not go through onnxruntime, which reads,
 # copies and writes them.
 _LARGE = 1 << 18
@@ -152,8 +154,23 @@ def _large_weights(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
     }
 
 
-def _as_inputs(proto: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
-    """The model with some of its weights as inputs."""
+def _matrices_in_blocks(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """What makes numbers of integers that stay what they are (`integer_weights`): not folded, and
+    unknown to onnxruntime in models of opsets before 21, where `microsoft` puts them."""
+    constants, outputs = GraphIndex(proto.graph).constants, GraphIndex(proto.graph).outputs
+    return [
+        node
+        for node in proto.graph.node
+        if is_matrix_in_blocks(node, constants) and node.output[0] not in outputs
+    ]
+
+
+def _as_inputs(
+    proto: onnx.ModelProto,
+    weights: Mapping[str, onnx.TensorProto],
+    matrices: Sequence[onnx.NodeProto],
+) -> onnx.ModelProto:
+    """The model with some of its weights, and what some nodes make, as inputs."""
     made, graph = onnx.ModelProto(), proto.graph
     for field, value in proto.ListFields():
         if field.name != "graph":
@@ -168,6 +185,15 @@ def _as_inputs(proto: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]) 
         for name, tensor in weights.items()
         if name not in there
     )
+    constants = GraphIndex(graph).constants
+    made.graph.input.extend(
+        onnx.helper.make_tensor_value_info(node.output[0], _FLOAT, constants[node.input[0]].dims)
+        for node in matrices
+    )
+    apart_from = {node.output[0] for node in matrices}
+    left = [node for node in made.graph.node if apart_from.isdisjoint(node.output)]
+    del made.graph.node[:]
+    made.graph.node.extend(left)
     return made
 
 
@@ -182,15 +208,25 @@ def _set(message: Message, name: str, value: object) -> None:
 
 
 def _with_weights(
-    folded: onnx.ModelProto, proto: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]
+    folded: onnx.ModelProto,
+    proto: onnx.ModelProto,
+    weights: Mapping[str, onnx.TensorProto],
+    matrices: Sequence[onnx.NodeProto],
 ) -> onnx.ModelProto:
-    """The model with its weights again, and the inputs of `proto`."""
+    """The model with its weights and nodes again, and the inputs of `proto`."""
     graph, inputs = folded.graph, {value.name for value in proto.graph.input}
     left = [value for value in graph.input if value.name in inputs]
     del graph.input[:]
     graph.input.extend(left)
     used = {name for node in walk_nodes(graph) for name in node.input}
     graph.initializer.extend(tensor for name, tensor in weights.items() if name in used)
+    back = [node for node in matrices if node.output[0] in used]
+    rest = list(graph.node)
+    del graph.node[:]
+    graph.node.extend([*back, *rest])
+    there, constants = {item.name for item in graph.initializer}, GraphIndex(proto.graph).constants
+    names = dict.fromkeys(name for node in back for name in node.input if name)
+    graph.initializer.extend(constants[name] for name in names if name not in there)
     return folded
 
 
@@ -272,6 +308,8 @@ def compute_node(
     constant = all(name in known for name in node.input if name)
     inner = any(item.HasField("g") or item.graphs for item in node.attribute)
     if not constant or inner or node.op_type.startswith(("Random", "Bernoulli", "Multinomial")):
+        return None
+    if is_matrix_in_blocks(node, known):
         return None
     blank = [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name]
     given = [known[name] for name in dict.fromkeys(node.input) if name]

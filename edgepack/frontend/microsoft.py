@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 
 from edgepack.frontend import microsoft_quantized
 from edgepack.frontend.forms import attribute, known_shapes
-from edgepack.model import opset_of, walk_nodes
+from edgepack.model import infer_shapes, opset_of, walk_nodes
 from edgepack.model.index import GraphIndex
 
 DOMAIN = "com.microsoft"
@@ -96,7 +96,26 @@ def define_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
         made.graph.initializer.extend(line.tensors)
     del made.graph.node[:]
     made.graph.node.extend(nodes)
+    if opset_of(proto) < _CASTS_LIKE:
+        _cast_by_type(made)
     return made
+
+
+_CASTS_LIKE = 15  # the opset of CastLike
+
+
+def _cast_by_type(proto: onnx.ModelProto) -> None:
+    """Make CastLike, which the model's opset does not have, a Cast to the type that is known."""
+    left = [node for node in proto.graph.node if node.op_type == "CastLike"]
+    while left:
+        types = GraphIndex(infer_shapes(proto).graph).types
+        known = [node for node in left if types.get(node.input[1])]
+        for node in known or left:
+            kind = types.get(node.input[1], 0) or onnx.TensorProto.FLOAT
+            node.op_type = "Cast"
+            del node.input[1]
+            node.attribute.append(helper.make_attribute("to", kind))
+        left = [node for node in left if node.op_type == "CastLike"]
 
 
 def _definition(node: onnx.NodeProto) -> _Define | None:
@@ -224,7 +243,8 @@ _AXES_AS_INPUT = 18  # the opset since which ReduceMean has them as such
 
 
 def _matmul_n_bits(line: _Line, _: Mapping[str, tuple[int, ...]]) -> bool:
-    """Weights of 2, 4 or 8 bits become float32, before the model runs."""
+    """Weights of 2, 4 or 8 bits, in blocks along the depth: DequantizeLinear's, but where zero
+    points are no integers of their type. Those become float32 before the model runs."""
     given = GraphIndex(line.proto.graph).constants
     columns, bits, block, depth = (
         attribute(line.node, name, default)
@@ -239,8 +259,8 @@ def _matmul_n_bits(line: _Line, _: Mapping[str, tuple[int, ...]]) -> bool:
     sizes = [math.prod(tensor.dims) for tensor in (packed, scales)]
     if sizes != [columns * blocks * (block * bits // 8), columns * blocks]:
         return False
-    whole = _unpacked(numpy_helper.to_array(packed).reshape(columns, -1), bits)
-    zeros = np.full((columns, blocks), 1 << (bits - 1), "float32")
+    whole = _unpacked(numpy_helper.to_array(packed).reshape(columns, -1), bits)[:, :depth]
+    zeros = np.full((columns, blocks), 1 << (bits - 1), "uint8")
     if line.input(3):
         tensor = given.get(line.input(3))
         if tensor is None or math.prod(tensor.dims) % columns:
@@ -250,24 +270,39 @@ def _matmul_n_bits(line: _Line, _: Mapping[str, tuple[int, ...]]) -> bool:
             zeros = _unpacked(zeros, bits)[:, :blocks]
         if zeros.shape != (columns, blocks):
             return False
-    factors = numpy_helper.to_array(scales).reshape(columns, blocks, 1).astype("float32")
-    centred = whole.reshape(columns, blocks, block) - zeros.astype("float32")[:, :, None]
-    weights = (centred * factors).reshape(columns, -1)[:, :depth]
-    matrix = line.op("CastLike", line.constant(weights.T.astype("float32")), line.input(0))
+    factors = numpy_helper.to_array(scales).reshape(columns, blocks)
     bias = line.input(5)
+    matrix = line.op("CastLike", _weights(line, whole, factors, zeros, block), line.input(0))
     product = line.op("MatMul", line.input(0), matrix, to="" if bias else line.output(0))
     if bias:
         line.op("Add", product, bias, to=line.output(0))
     return True
 
 
+def _weights(
+    line: _Line, whole: np.ndarray, factors: np.ndarray, zeros: np.ndarray, block: int
+) -> str:
+    """The matrix [depth, columns] of rows of integers [columns, depth], factors and zero points
+    [columns, blocks]."""
+    if zeros.dtype == np.uint8 and line.opset >= _DEQUANTIZES:
+        parts = (whole.T, factors.astype("float32").T, zeros.T)
+        names = (line.constant(np.ascontiguousarray(part)) for part in parts)
+        return str(line.op("DequantizeLinear", *names, axis=0, block_size=block))
+    centres, steps = (
+        np.repeat(item.astype("float32"), block, 1)[:, : whole.shape[1]]
+        for item in (zeros, factors)
+    )
+    return line.constant(((whole.astype("float32") - centres) * steps).T.astype("float32"))
+
+
+_DEQUANTIZES = 10  # the opset of DequantizeLinear
 _WIDTHS = (2, 4, 8)
 
 
 def _unpacked(rows: np.ndarray, bits: int) -> np.ndarray:
     """Rows of bytes as the numbers in them, the lowest bits first."""
     parts = [rows >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)]
-    return np.stack(parts, -1).reshape(len(rows), -1).astype("float32")
+    return np.stack(parts, -1).reshape(len(rows), -1)
 
 
 _DEFINITIONS: Mapping[str, _Define] = {

@@ -17,13 +17,14 @@ from functools import cache
 import numpy as np
 
 from edgepack.kernels.choices import maker
-from edgepack.kernels.layer import Convolution, Layer, LayerLimits, Norm, RowProduct
+from edgepack.kernels.layer import BlockQuantized, Convolution, Layer, LayerLimits, Norm, RowProduct
 from edgepack.kernels.rules.rule import LayerSite, RowsSite, Rule
 from edgepack.kernels.rules.table import RULES
 from edgepack.kernels.value import Value
 
 # Of these only types and shapes are in the key: their values go into the parameters.
 _WEIGHTS: Mapping[type, tuple[str, ...]] = {
+    BlockQuantized: ("values", "scale", "zero_point"),
     Convolution: ("weight", "bias"),
     Layer: ("constants",),
     Norm: ("scale", "shift"),

@@ -60,6 +60,47 @@ class Quantized:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class BlockQuantized:
+    """A matrix of the numbers `scale * (values - zero_point)`, where every `block` elements along
+    `axis` have a scale (float32) and a zero point of their own.
+
+    `values` are int8 or uint8, of which the lower `bits` (4 or 8) are used. `zero_point` has their
+    type; None: 0. The last block along `axis` may be shorter.
+    """
+
+    values: np.ndarray
+    scale: np.ndarray
+    zero_point: np.ndarray | None
+    block: int
+    axis: int
+    bits: int
+
+    def numbers(self) -> np.ndarray:
+        """The numbers as float32, each rounded once."""
+        steps = self.values.astype("int32")
+        if self.zero_point is not None:
+            steps -= self._spread(self.zero_point).astype("int32")
+        return np.asarray(steps.astype("float32") * self._spread(self.scale))
+
+    def transposed(self, axes: Sequence[int]) -> BlockQuantized:
+        """The same with its axes in another order."""
+        zero_point = self.zero_point
+        return BlockQuantized(
+            values=self.values.transpose(axes),
+            scale=self.scale.transpose(axes),
+            zero_point=None if zero_point is None else zero_point.transpose(axes),
+            block=self.block,
+            axis=list(axes).index(self.axis),
+            bits=self.bits,
+        )
+
+    def _spread(self, per_block: np.ndarray) -> np.ndarray:
+        """A value per element for one per block."""
+        wide = np.repeat(per_block, self.block, self.axis)
+        return wide[: self.values.shape[0], : self.values.shape[1]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Convolution:
     """A 2-D convolution in float32. A matrix product with a constant is a 1x1 convolution.
 
@@ -249,7 +290,7 @@ class RowProduct(Plain):
     a batch of 1 serves all of them. The second input is the right one, unless `weight`
     [depth, columns] is. `transposed`: the right ones are [columns, depth]. `bias` is one value per
     column. Rows of the left one, of which there is one then, lie `left_at`, if not one after the
-    other.
+    other. `integers` are there if `weight` is made of them, in its shape.
     """
 
     left_batch: int
@@ -259,6 +300,7 @@ class RowProduct(Plain):
     columns: int
     transposed: bool = False
     weight: np.ndarray | None = field(default=None, repr=False)
+    integers: BlockQuantized | None = field(default=None, repr=False)
     bias: np.ndarray | None = field(default=None, repr=False)
     left_at: RowsAt | None = None
 

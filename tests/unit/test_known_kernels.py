@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper
 from tvm import tirx
 
 from edgepack.boards import get_board
@@ -23,7 +26,7 @@ from edgepack.frontend.precision import FULL, Precision
 from edgepack.kernels import key as known
 from edgepack.kernels.choices import Way
 from edgepack.kernels.key import key_of_site
-from edgepack.kernels.layer import Convolution, Layer, Norm, RowProduct
+from edgepack.kernels.layer import BlockQuantized, Convolution, Layer, Norm, RowProduct
 from edgepack.kernels.rules import convolution, winograd
 from edgepack.kernels.rules.rule import LayerKernel, LayerSite, Rule
 from edgepack.kernels.rules.table import RULES
@@ -203,6 +206,48 @@ def test_plain_kernels_of_one_key_are_the_same(
     assert len(names["attention"]) >= len(boards) * len(networks)
 
 
+def few_rows(path: Path, seed: int, *, bits: int = 4, block: int = 32, zeros: bool = True) -> Path:
+    """A product of one row and numbers, and one of it and integers in blocks."""
+    net = Builder(seed)
+    given = [
+        net.const(net.random.integers(0, 256, (48, 64 // block, block * bits // 8)), "uint8"),
+        net.const(net.random.uniform(0.01, 0.1, (48, 64 // block)), "float32"),
+    ]
+    if zeros:
+        of_blocks = (48, -(-64 // block * bits // 8))
+        given.append(net.const(net.random.integers(0, 256, of_blocks), "uint8"))
+    sizes = {"K": 64, "N": 48, "bits": bits, "block_size": block}
+    row = net.op("Tanh", net.op("MatMul", "x", net.weight(64, 64)))
+    net.op("MatMulNBits", row, *given, domain="com.microsoft", outputs=["y"], **sizes)
+    proto = net.model({"x": (1, 1, 64)}, {"y": (1, 1, 48)})
+    proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    onnx.save(proto, path)
+    return path
+
+
+@pytest.mark.parametrize("board", ["local", "rasp3b", "rasp4b-64"])
+def test_kernels_of_few_rows_depend_on_no_value(
+    board: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests: dict[str, str] = {}
+
+    class Seen(_Kernels):
+        def add(self, made: LayerKernel, key: str) -> str:
+            if key and not isinstance(made.function, tirx.PrimFunc):
+                digest = Facts.of(made.function()).digest
+                assert digests.setdefault(key, digest) == digest
+            return super().add(made, key)
+
+    monkeypatch.setattr(emit, "_Kernels", Seen)
+    forms: list[dict[str, Any]] = [{}, {"block": 16}, {"bits": 8}, {"zeros": False}]
+    for count, form in enumerate(forms, start=2):
+        for seed in (0, 1):
+            path = few_rows(tmp_path / "model.onnx", seed, **form)
+            plan_model(load_model(ModelSpec(path=path)), get_board(board))
+            # That of numbers, and one of each form.
+            assert len(digests) == count
+
+
 # What stands in for a field that has nothing.
 LIKE = {
     "mean": Blocked(element=FLOAT16, batch=1, channels=8, height=1, width=1, block=8),
@@ -317,7 +362,7 @@ def test_what_no_key_can_say_has_none(tmp_path: Path) -> None:
 def test_every_weight_is_named_by_its_field() -> None:
     for kind, names in known._WEIGHTS.items():
         assert set(names) <= {field.name for field in fields(kind)}
-    assert known._WEIGHTS.keys() == {Convolution, Layer, Norm, RowProduct}
+    assert known._WEIGHTS.keys() == {BlockQuantized, Convolution, Layer, Norm, RowProduct}
 
 
 # ------------------------------------------------ on the disk

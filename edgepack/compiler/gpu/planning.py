@@ -145,7 +145,7 @@ def _lowered(
     gpu: Gpu,
     precision: Precision,
 ) -> Lowered:
-    ruled = gpu_lower.rewrite(lower.fold(imported, target, model), gpu, precision)
+    ruled = gpu_lower.rewrite(lower.fold(imported, target, model, integers=False), gpu, precision)
     module = lower.lower_rest(ruled.module, target, model)
     devices = gpu_lower.lower_rest(module, _tvm_target(gpu))
     functions = {var.name_hint: function for var, function in module.functions.items()}

@@ -15,7 +15,7 @@ from tvm import relax
 
 from edgepack.compiler.layers.tensors import constant_of, shape_of, variables
 from edgepack.frontend.private import private_call, read_private
-from edgepack.kernels.layer import Quantized
+from edgepack.kernels.layer import BlockQuantized, Quantized
 
 _INTEGERS = ("int8", "uint8")
 # Operators whose second argument is a weight.
@@ -46,14 +46,19 @@ def quantized_constant(expr: relax.Expr) -> Quantized | None:
     return Quantized(values=values, scale=spread_scale, zero_point=spread_zero)
 
 
-def keep_integers(module: tvm.IRModule) -> tvm.IRModule:
+def keep_integers(module: tvm.IRModule, *, keep: bool = True) -> tvm.IRModule:
     """The module with integer weights of convolutions and matrix products hidden from FoldConstant.
 
-    Those that anything else reads too are left to it.
+    Those that anything else reads too are left to it, as numbers; without `keep` all are.
     """
     main = module["main"]
     bindings = [(b.var, b.value) for block in main.body.blocks for b in block.bindings]
-    found = {var: it for var, value in bindings if (it := quantized_constant(value)) is not None}
+    found: dict[relax.Var, Quantized | BlockQuantized] = {
+        var: it
+        for var, value in bindings
+        if (it := quantized_constant(value) or hidden_integers(value)) is not None
+    }
+    blocks = {var for var, it in found.items() if isinstance(it, BlockQuantized)}
     reads = Counter(var for _, value in bindings for var in variables(value))
     reads.update(variables(main.body.body))
     hideable = Counter[relax.Var]()
@@ -65,24 +70,38 @@ def keep_integers(module: tvm.IRModule) -> tvm.IRModule:
         elif any(_is(value, name) for name in _WEIGHTED) and value.args[1] in found:
             hideable[value.args[1]] += 1
     hidden = {var for var in found if hideable[var] and hideable[var] == reads[var]}
-    if not hidden:
+    if not keep:
+        hidden = set()
+    if not hidden and not blocks:
         return module
-    changed = [
-        relax.VarBinding(var, _hidden(found[var]) if var in hidden else value)
-        for var, value in bindings
-    ]
+    changed = []
+    for var, value in bindings:
+        if var in hidden:
+            new = _hidden(found[var])
+        else:
+            new = _shown(found[var]) if var in blocks else value
+        changed.append(relax.VarBinding(var, new))
     body = relax.SeqExpr([relax.DataflowBlock(changed)], main.body.body)
     function = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
     return tvm.IRModule({**module.functions, module.get_global_var("main"): function})
 
 
-def hidden_integers(expr: relax.Expr) -> Quantized | None:
-    """What `keep_integers` has put in the place of a weight, None for any other expression."""
-    found = read_private(expr, Quantized)
-    return None if found is None else found[0]
+def hidden_integers(expr: relax.Expr) -> Quantized | BlockQuantized | None:
+    """What `keep_integers` or the importer has put in the place of a weight, None for any other
+    expression."""
+    whole, blocks = read_private(expr, Quantized), read_private(expr, BlockQuantized)
+    if whole is not None:
+        return whole[0]
+    return None if blocks is None else blocks[0]
 
 
-def _hidden(weight: Quantized) -> relax.Call:
+def _shown(weight: Quantized | BlockQuantized) -> relax.Call:
+    """Its numbers, which FoldConstant finds to be constant."""
+    one = relax.const(1.0, "float32")
+    return relax.BlockBuilder().normalize(relax.op.multiply(relax.const(weight.numbers()), one))
+
+
+def _hidden(weight: Quantized | BlockQuantized) -> relax.Call:
     return private_call(weight, [], relax.TensorType(list(weight.values.shape), "float32"))
 
 

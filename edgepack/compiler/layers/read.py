@@ -33,6 +33,7 @@ from edgepack.frontend.private import read_private
 from edgepack.kernels import integer
 from edgepack.kernels.axis import ResizeAttributes, pad_positions
 from edgepack.kernels.layer import (
+    BlockQuantized,
     Concatenation,
     Convolution,
     Crop,
@@ -45,6 +46,7 @@ from edgepack.kernels.layer import (
     Quantize,
     Quantized,
     Resampling,
+    RowProduct,
     Slice,
     TransposedConvolution,
     View,
@@ -84,30 +86,30 @@ def read_layers(
     """
     bindings = _bindings(function)
     weights = {var: it for var, value in bindings if (it := hidden_integers(value)) is not None}
-    numbers = {var: relax.const(weight.numbers()) for var, weight in weights.items()}
-    typed = relax.BlockBuilder().normalize  # rules ask for the type of what they read
-    resolved = []
-    for var, value in bindings:
-        weight = value.args[1] if isinstance(value, relax.Call) and len(value.args) > 1 else None
-        if weight in weights:
-            call = relax.Call(
-                value.op, [value.args[0], numbers[weight]], value.attrs, value.ty_args, value.span
-            )
-            resolved.append((var, typed(call)))
-        else:
-            resolved.append((var, value))
+    resolved = _with_numbers(bindings, weights)
+    in_rows = {
+        var for var, value in bindings if isinstance(weights.get(_right(value)), BlockQuantized)
+    }
     original = dict(bindings)
     outputs = variables(function.body.body)
     attended = Attentions(bindings=resolved, found={})
     if whole_attentions:
         attended = attentions(resolved, outputs)
     read = [var for attention in attended.found.values() for var in attention.inputs]
-    chains = row_chains(attended.bindings, [*outputs, *read], matrices_in_rows=matrices_in_rows)
+    chains = row_chains(
+        attended.bindings, [*outputs, *read], matrices_in_rows=matrices_in_rows, in_rows=in_rows
+    )
     inside = {var for chain in chains.values() for var, _ in chain.bindings}
     norms = find_rms_norms(attended.bindings, [*outputs, *read], inside)
     whole: dict[relax.Var, RowChain | DecomposedNorm] = {**chains, **norms}
     inside = {var for group in whole.values() for var, _ in group.bindings}
     values, made = ValueTable(), dict(attended.bindings)
+
+    def weight_of(var: relax.Var, value: relax.Expr) -> Quantized | BlockQuantized | None:
+        """What a binding has in integers."""
+        before = original.get(var, value)
+        return weights[before.args[1]] if before is not value else None
+
     each: dict[Value, Layer] = {}
     layers = []
     for var, value in attended.bindings:
@@ -120,16 +122,42 @@ def read_layers(
         if var in weights:
             continue
         values.bind(var, value)
-        layer = _read(values, var, value, made)
-        before = original.get(var, value)
-        weight = before.args[1] if before is not value else None
-        each[layer.output] = _with_integers(layer, weights[weight]) if weight is not None else layer
+        plain = read_plain(value, made) if var in in_rows else None
+        layer = plain.layer(values, var) if plain else _read(values, var, value, made)
+        each[layer.output] = _with_integers(layer, weight_of(var, value))
         if group is not None:
             bound = [values.of(item) for item, _ in group.bindings]
-            layers.append(group.read.layer(values, var, bound))
+            whole_layer = group.read.layer(values, var, bound)
+            for item, inner in group.bindings:
+                whole_layer = _with_integers(whole_layer, weight_of(item, inner))
+            layers.append(whole_layer)
         elif var not in inside:
             layers.append(each[layer.output])
     return Reading(layers=layers, each=each, values=values)
+
+
+def _right(value: relax.Expr) -> relax.Expr | None:
+    """The second argument of a call."""
+    return value.args[1] if isinstance(value, relax.Call) and len(value.args) > 1 else None
+
+
+def _with_numbers(
+    bindings: Sequence[tuple[relax.Var, relax.Expr]],
+    weights: Mapping[relax.Var, Quantized | BlockQuantized],
+) -> list[tuple[relax.Var, relax.Expr]]:
+    """The bindings, with constants for weights that were hidden."""
+    numbers = {var: relax.const(weight.numbers()) for var, weight in weights.items()}
+    typed = relax.BlockBuilder().normalize  # rules ask for the type of what they read
+    resolved = []
+    for var, value in bindings:
+        weight = _right(value)
+        if weight in numbers:
+            arguments = [value.args[0], numbers[weight]]
+            call = relax.Call(value.op, arguments, value.attrs, value.ty_args, value.span)
+            resolved.append((var, typed(call)))
+        else:
+            resolved.append((var, value))
+    return resolved
 
 
 def read_each(function: relax.Function) -> Reading:
@@ -144,8 +172,14 @@ def read_each(function: relax.Function) -> Reading:
     return Reading(layers=layers, each={layer.output: layer for layer in layers}, values=values)
 
 
-def _with_integers(layer: Layer, weight: Quantized) -> Layer:
-    """A layer that knows of which integers its weight is made."""
+def _with_integers(layer: Layer, weight: Quantized | BlockQuantized | None) -> Layer:
+    """A layer that knows of which integers its weight is made, if of any."""
+    if isinstance(weight, BlockQuantized):
+        if not isinstance(layer.operator, RowProduct):
+            return layer
+        return replace(layer, operator=replace(layer.operator, integers=weight))
+    if weight is None:
+        return layer
     if type(layer.operator) is not Convolution:
         return layer
     if weight.values.ndim == 2:

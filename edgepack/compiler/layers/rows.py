@@ -7,7 +7,7 @@ per column here: along the last axis.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -49,11 +49,16 @@ class RowChain:
 
 
 def row_chains(
-    bindings: Sequence[Binding], outputs: Sequence[relax.Var], *, matrices_in_rows: bool = True
+    bindings: Sequence[Binding],
+    outputs: Sequence[relax.Var],
+    *,
+    matrices_in_rows: bool = True,
+    in_rows: Collection[relax.Var] = (),
 ) -> dict[relax.Var, RowChain]:
     """The products of a function that something follows, by the last result.
 
-    Of those of two matrices, which can be layers as well, only if `matrices_in_rows`.
+    Of those of two matrices, which can be layers as well, only if `matrices_in_rows`, and those
+    that are `in_rows` for another reason.
     """
     readers = defaultdict[relax.Var, list[int]](list)
     for index, (_, value) in enumerate(bindings):
@@ -64,8 +69,8 @@ def row_chains(
     taken: set[int] = set()
     # Of the two products in a sum the later one takes it.
     for index in reversed(range(len(bindings))):
-        product = bindings[index][1]
-        if _is_product(product, made if matrices_in_rows else {}):
+        var, product = bindings[index]
+        if var in in_rows or _is_product(product, made if matrices_in_rows else {}):
             read = read_plain(product, made)
             inside = None
             if read is not None:

@@ -64,12 +64,16 @@ def lower_rest(module: tvm.IRModule, target: tvm.target.Target, model: LoadedMod
     return _apply(passes, module, target, model)
 
 
-def fold(module: tvm.IRModule, target: tvm.target.Target, model: LoadedModel) -> tvm.IRModule:
-    """The module as layers are read from it, with all that is constant computed.
+def fold(
+    module: tvm.IRModule, target: tvm.target.Target, model: LoadedModel, *, integers: bool = True
+) -> tvm.IRModule:
+    """The module as layers are read from it, with all that is constant computed; weights that are
+    made of `integers` are left as such, if nobody else reads them.
 
     Raises what `lower` raises.
     """
-    folded = _apply([relax.transform.FoldConstant()], keep_integers(module), target, model)
+    kept = keep_integers(module, keep=integers)
+    folded = _apply([relax.transform.FoldConstant()], kept, target, model)
     folded = as_products(folded)
     _check_shapes(folded["main"], model)
     return folded

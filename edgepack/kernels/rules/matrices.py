@@ -27,7 +27,7 @@ from edgepack.kernels.tiles.element import Element
 from edgepack.kernels.tiles.epilogue import Epilogue
 from edgepack.kernels.tiles.expression import Expression
 from edgepack.kernels.tiles.layout import Blocked, pack_channels
-from edgepack.kernels.tiles.matrix import Matrix
+from edgepack.kernels.tiles.matrix import Matrix, RowEpilogue
 from edgepack.kernels.tiles.partition import worth_sharing
 from edgepack.kernels.tiles.product import (
     ProductLoops,
@@ -93,21 +93,6 @@ def ways(site: RowsSite) -> list[Ranked]:
 
 
 RULE = Rule(name="product", takes=takes, rows=rows_of, make=make, kept=True, ways=ways)
-
-
-class _RowEpilogue(Epilogue):
-    """The arithmetic on a product's results, with operands that are matrices, too."""
-
-    def __init__(
-        self,
-        output: Blocked,
-        expression: Expression,
-        constants: list[tirx.Buffer],
-        operands: list[Matrix],
-    ) -> None:
-        super().__init__(output, expression)
-        self.constants = constants
-        self.operands = list(operands)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,7 +230,7 @@ class _ProductKernel:
                 weights=weights,
                 bias=bias,
                 bias_first=sizes.bias is None,
-                epilogue=_RowEpilogue(
+                epilogue=RowEpilogue(
                     target,
                     self.expression,
                     per_column,

@@ -11,6 +11,7 @@ from edgepack.kernels.rules import (
     dilated,
     dynamic_sums,
     extremum,
+    few_rows,
     gated,
     integer_convolution,
     integer_operators,
@@ -56,6 +57,7 @@ RULES: tuple[Rule, ...] = (
     concatenation.SLICE,
     # Those of tensors as the model has them.
     attentions.RULE,
+    few_rows.RULE,
     matrices.RULE,
     *dynamic_sums.RULES,
     norm.RULE,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tvm import tirx
 
 from edgepack.kernels.tiles import tir
+from edgepack.kernels.tiles.epilogue import Epilogue
+from edgepack.kernels.tiles.expression import Expression
 from edgepack.kernels.tiles.layout import Blocked, Image
 
 
@@ -56,3 +60,18 @@ class Matrix(Image):
         self, plane: tir.Expr, row: tir.Expr, column: tir.Expr, lane: tir.Expr = 0
     ) -> list[tir.Expr]:
         return [self.index, column, self.start + self.column(plane) + lane]
+
+
+class RowEpilogue(Epilogue):
+    """The arithmetic on the results of a product, with operands that are matrices, too."""
+
+    def __init__(
+        self,
+        output: Blocked,
+        expression: Expression,
+        constants: Sequence[tirx.Buffer],
+        operands: Sequence[Matrix],
+    ) -> None:
+        super().__init__(output, expression)
+        self.constants = list(constants)
+        self.operands = list(operands)
