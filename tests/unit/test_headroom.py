@@ -278,8 +278,8 @@ def test_bytes_that_are_in_use(tmp_path: Path) -> None:
 def test_layers_as_late_as_possible(tmp_path: Path) -> None:
     """The short branch comes right before the sum, each other layer before what reads it."""
     net = Builder()
-    read, _ = layers_of(tmp_path, net, (1, 48, 48, 48), branches(net))
-    late = as_late_as_possible(read)
+    read, outputs = layers_of(tmp_path, net, (1, 48, 48, 48), branches(net))
+    late = as_late_as_possible(read, outputs)
     assert sorted(map(id, late)) == sorted(map(id, read))
     made = {layer.output for layer in read}
     seen = {value for layer in read for value in layer.inputs} - made
@@ -288,3 +288,19 @@ def test_layers_as_late_as_possible(tmp_path: Path) -> None:
         seen.add(layer.output)
     kernels = [layer.operator.kernel for layer in late if isinstance(layer.operator, Convolution)]
     assert kernels == [(1, 9), (1, 9), (1, 1)] * 2
+
+
+def test_what_no_layer_reads_comes_before_who_may_need_it(tmp_path: Path) -> None:
+    """A product reads what its matrix is the transpose of; TVM's code for it, the transpose."""
+    net = Builder()
+    turned = net.op("Transpose", net.op("Relu", "x"), perm=[0, 2, 1])
+    out = net.op("Softmax", net.op("MatMul", net.op("Exp", "x"), turned), axis=-1)
+    read, outputs = layers_of(tmp_path, net, (1, 6, 8), out)
+    hidden = [layer for layer in read if not any(layer.output in one.inputs for one in read)]
+    hidden = [layer for layer in hidden if layer.output not in outputs]
+    late = as_late_as_possible(read, outputs)
+    assert [layer.output.origin.operator for layer in hidden if layer.output.origin] == [
+        "Transpose"
+    ]
+    after = late[late.index(hidden[0]) :]
+    assert any("MatMul" in str(layer.output.origin) for layer in after)

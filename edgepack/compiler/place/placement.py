@@ -197,7 +197,7 @@ class _Placing:
         """Fuse and turn layers, and put them into the order in which they need less memory."""
         chosen = self._arranged(self.layers)
         if self.settings.lean and chosen.room.is_short(*chosen.layers):
-            late = self._arranged(as_late_as_possible(self.layers))
+            late = self._arranged(as_late_as_possible(self.layers, self.outputs))
             chosen = min(chosen, late, key=lambda item: item.room.most(*item.layers))
         self.layers, self.room = chosen.layers, chosen.room
         turned = chosen.turned
