@@ -165,9 +165,12 @@ class _Body:
         def empty(b: tir.Expr) -> tir.Stmt:
             """The last state of a sequence without steps is 0, as onnxruntime has it."""
             zero = tirx.const(0, self.layer.dtype)
-            made = [last for given, last in states if given in self.given]
-            put = [self.each(lambda u, name=name: self.put(name, zero, b, u)) for name in made]
-            return tirx.IfThenElse(self.get("lengths", b) <= 0, tir.sequence(*put), None)
+
+            def clear(name: str) -> tir.Stmt:
+                return self.each(lambda u: self.put(name, zero, b, u))
+
+            made = tir.sequence(*(clear(last) for given, last in states if given in self.given))
+            return tirx.IfThenElse(self.get("lengths", b) <= 0, made, None)
 
         ends = [tir.loop_of("b", self.layer.batch, empty)] if self.layer.has_lengths else []
         return tir.sequence(
