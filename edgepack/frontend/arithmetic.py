@@ -154,7 +154,9 @@ def prelu(node: Node) -> relax.Expr | None:
         fits = count in (1, shape_of(data)[-1])
         # onnxruntime takes such a row for one per channel where it fits nothing else.
         if count != 1 and (node.opset < 7 or (not fits and count == shape_of(data)[1])):
-            return relax.op.nn.prelu(data, slope, 1)
+            if kind.startswith("float"):
+                return relax.op.nn.prelu(data, slope, 1)
+            slope = node.emit(relax.op.reshape(slope, [count, *[1] * (data.ty.ndim - 2)]))
     if kind.startswith("float") and slope.ty.ndim <= data.ty.ndim and data.ty.ndim:
         axes = [axis for axis, size in enumerate(shape_of(slope)[::-1], 1) if size != 1]
         whole = all(shape_of(slope)[-axis] == shape_of(data)[-axis] for axis in axes)
@@ -165,13 +167,15 @@ def prelu(node: Node) -> relax.Expr | None:
 
 
 def erf(node: Node) -> relax.Expr | None:
-    """Erf of integers, which opset 9 has; None for floats."""
+    """Erf of integers, which opset 9 has; None for floats. It is rounded to float32 before it is
+    cut off, as onnx's reference has it: of 4 it is 1."""
     (data,) = node.inputs
     kind = dtype_of(data)
     if kind.startswith("float"):
         return None
     wide = node.emit(relax.op.astype(data, "float64"))
-    return relax.op.astype(node.emit(relax.op.erf(wide)), kind)
+    made = node.emit(relax.op.astype(node.emit(relax.op.erf(wide)), "float32"))
+    return relax.op.astype(made, kind)
 
 
 def shrink(node: Node) -> relax.Expr | None:

@@ -517,6 +517,7 @@ def dequantize_linear(node: Node) -> relax.Expr | None:
     left to who multiplies by it."""
     block = node.attributes.get("block_size", 0)
     data, scale, zero = (*node.inputs, None)[:3]
+    _check_type(scale)
     if not block or data.ty.ndim != scale.ty.ndim:
         return None
     axis = node.attributes.get("axis", 1) % data.ty.ndim
@@ -535,12 +536,14 @@ def quantize_linear(node: Node) -> relax.Expr | None:
     """The same the other way; of integers by way of the scale's type."""
     block = node.attributes.get("block_size", 0)
     data, scale, zero = (*node.inputs, None)[:3]
+    _check_type(scale)
     real = str(scale.ty.dtype)
-    if "float" not in real:
+    is_whole = "float" not in real
+    if is_whole:
         real = "float32"
         scale = node.emit(relax.op.astype(scale, real))
-    is_whole = str(data.ty.dtype) != real
-    if is_whole:
+    if str(data.ty.dtype) != real:
+        is_whole = True
         data = node.emit(relax.op.astype(data, real))
     if not block or data.ty.ndim != scale.ty.ndim:
         rest = list(node.inputs[2:])
@@ -554,6 +557,12 @@ def quantize_linear(node: Node) -> relax.Expr | None:
         made = node.emit(relax.op.add(made, relax.op.astype(zero, real)))
     made = node.emit(relax.op.clip(made, float(info.min), float(info.max)))
     return relax.op.astype(node.emit(relax.op.astype(made, "int32")), dtype)
+
+
+def _check_type(scale: relax.Expr) -> None:
+    """Raise UnsupportedFormError for steps of a type that nothing here computes in."""
+    if str(scale.ty.dtype) == "bfloat16":
+        raise UnsupportedFormError("its scale is of type bfloat16")
 
 
 def _of_blocks(node: Node, item: Any, block: int) -> Any:

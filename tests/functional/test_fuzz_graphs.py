@@ -96,6 +96,8 @@ CORNERS: Sequence[Corner] = (
     ),
     *((13, "Sign", (np.array([0, 3], t),), {}) for t in ("uint8", "uint64")),
     (16, "PRelu", (ROW.astype("int64"), [np.array([2])]), {}),
+    (9, "Erf", (np.arange(-7, 8).reshape(3, 5),), {}),
+    (9, "PRelu", (PIXELS.astype("int64"), [np.array([2, 3])]), {}),
     (16, "PRelu", (PIXELS.astype("int32"), [np.full((2, 1, 6), 2, "int32")]), {}),
     *((22, op, (REAL,), {}) for op in ("Elu", "Selu", "ThresholdedRelu")),
     *(
