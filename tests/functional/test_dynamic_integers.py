@@ -257,3 +257,29 @@ def test_a_transformer_of_onnxruntimes_quantiser(tmp_path: Path, board: str, cpu
     (expected,) = by_onnxruntime(path, inputs)
     # A last bit of a float may make another integer, a step off.
     assert np.abs(got - expected).max() < 0.02 * np.abs(expected).max()
+
+
+def test_of_what_is_known_before_the_model_runs(tmp_path: Path) -> None:
+    """onnxruntime keeps DequantizeLinear of weights, so what it gives is constant later only."""
+    net = Builder(seed=6)
+    weight = net.const(net.random.integers(-128, 128, (24, 16)), "int8")
+    numbers = net.op("DequantizeLinear", weight, net.const(0.05, "float32"))
+    whole, step, zero = made = ("whole", "step", "zero")
+    net.op("DynamicQuantizeLinear", numbers, outputs=made)
+    cases = {
+        "real": net.op("DequantizeLinear", whole, step, zero),
+        "sums": net.op("MatMulInteger", "rows", whole, "", zero),
+        "product": net.op("MatMul", "x", numbers),
+    }
+    shapes = {"x": (3, 24), "rows": (4, 24)}
+    kinds = {"rows": onnx.TensorProto.UINT8}
+    model = save_cases(tmp_path / "model.onnx", net, shapes, cases, kinds)
+    inputs = [
+        net.random.normal(size=(3, 24)).astype("float32"),
+        net.random.integers(0, 256, (4, 24)).astype("uint8"),
+    ]
+    _, got = compile_and_run(model, inputs, "local", "native", tmp_path)
+    real, sums, product = by_onnxruntime(model, inputs)
+    np.testing.assert_allclose(got[0], real, atol=1e-6)
+    np.testing.assert_array_equal(got[1], sums)
+    np.testing.assert_allclose(got[2], product, atol=1e-4)

@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 
 from edgepack.compiler.layers.tensors import ValueTable, constant_of, dtype_of, shape_of
-from edgepack.frontend.private import read_private
+from edgepack.frontend.private import private_call, read_private
 from edgepack.kernels.layer import (
     DynamicIntegers,
     DynamicRange,
@@ -57,6 +57,34 @@ class Read:
 
 # Operators on integers whose scale is known only when the model runs; TVM has no code for them.
 DYNAMIC = (DynamicRange, DynamicIntegers, DynamicSums)
+
+
+def with_variables(module: tvm.IRModule) -> tvm.IRModule:
+    """The module with variables for constants that such operators read: what they make of them is
+    not folded, for TVM has no code for it."""
+    main = module["main"]
+    bindings = [b for block in main.body.blocks for b in block.bindings]
+    typed, changed = relax.BlockBuilder().normalize, []
+    for binding in bindings:
+        found = read_private(binding.value, *DYNAMIC)
+        if found is None or all(isinstance(item, relax.Var) for item in found[1]):
+            changed.append(binding)
+            continue
+        given = []
+        for item in found[1]:
+            if not isinstance(item, relax.Var):
+                one = relax.const(1, str(item.ty.dtype))
+                value = typed(relax.op.multiply(item, one))
+                item = relax.DataflowVar("constant", value.ty)  # noqa: PLW2901
+                changed.append(relax.VarBinding(item, value))
+            given.append(item)
+        call = private_call(found[0], given, binding.var.ty)
+        changed.append(relax.VarBinding(binding.var, call))
+    if len(changed) == len(bindings):
+        return module
+    body = relax.SeqExpr([relax.DataflowBlock(changed)], main.body.body)
+    function = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
+    return tvm.IRModule({**module.functions, module.get_global_var("main"): function})
 
 
 def read_plain(call: relax.Call, made: Mapping[relax.Var, relax.Expr]) -> Read | None:
