@@ -699,3 +699,23 @@ def test_the_reference_lists_every_preset() -> None:
     text = (ROOT / "docs/reference/edgepack-toml.md").read_text()
     for name, preset in PRESETS.items():
         assert f"| `{name}` | {preset.title} |" in text
+
+
+def test_a_model_outside_of_the_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `init` writes is what the other commands read."""
+    net = model(tmp_path / "net.onnx", {"x": IMAGE})
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    for given in ("../net.onnx", str(net)):
+        assert main(["init", given]) == 2
+        said = capsys.readouterr().err
+        assert "../net.onnx: outside of" in said and "--allow-outside" in said
+        assert not list(folder.iterdir())
+    assert main(["init", "../net.onnx", "--allow-outside"]) == 0
+    assert "next: edgepack check --allow-outside" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "net.onnx", "--out", "project/other.toml"]) == 2
+    assert main(["init", "net.onnx"]) == 0
