@@ -87,6 +87,9 @@ class Log:
     def soaking(self, seconds: float) -> None:
         self.events.append(seconds)
 
+    def waiting(self, devices: int, seconds: float) -> None:
+        self.events.append(("waiting", devices))
+
     @property
     def outcomes(self) -> list[Outcome]:
         return [event for event in self.events if isinstance(event, Outcome)]

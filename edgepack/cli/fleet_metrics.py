@@ -48,6 +48,9 @@ class _Listener:
     def soaking(self, seconds: float) -> None:
         """There is none."""
 
+    def waiting(self, devices: int, seconds: float) -> None:
+        """All are asked again in the next round."""
+
     def stopping(self) -> None:
         self._console.note("stopping: waiting for the devices under way; press again to leave them")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,27 @@ def add_waves(parser: argparse.ArgumentParser) -> None:
         help="devices that cannot be reached do not count as failures, except for canaries",
     )
     parser.add_argument("--soak", type=float, metavar="S", help="seconds between waves")
+    parser.add_argument(
+        "--keep-trying",
+        type=duration,
+        metavar="TIME",
+        help="try devices that cannot be reached again, for so long: 90m, 24h, 2d",
+    )
+
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_LONGEST_DAYS = 365
+
+
+def duration(text: str) -> float:
+    """Seconds of a time such as 90m, 24h or 2d."""
+    match = re.fullmatch(r"(\d{1,9})([smhd])", text)
+    seconds = int(match[1]) * _UNITS_S[match[2]] if match else 0
+    if not 0 < seconds <= _LONGEST_DAYS * _UNITS_S["d"]:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time of at most {_LONGEST_DAYS} days such as 90m, 24h or 2d"
+        )
+    return float(seconds)
 
 
 def add_journal(parser: argparse.ArgumentParser) -> None:
@@ -134,6 +156,8 @@ def settings_of(args: argparse.Namespace, fleet: Fleet) -> Settings:
         if not 0 <= args.soak < math.inf:
             raise UsageError(f"--soak: {args.soak} is not a number of seconds")
         changes["soak_s"] = args.soak
+    if getattr(args, "keep_trying", None) is not None:
+        changes["keep_trying_s"] = args.keep_trying
     return replace(fleet.settings, **changes)
 
 

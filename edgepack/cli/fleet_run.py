@@ -156,7 +156,7 @@ class _Teller:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._codes: set[int] = set()
+        self._codes: dict[str, int] = {}  # of devices whose last outcome is not as asked
 
     def wave_begins(self, wave: Wave) -> None:
         done = wave.total - len(wave.devices)
@@ -166,23 +166,29 @@ class _Teller:
     def devices_end(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             if not outcome.ok:
-                self._codes.add(outcome.exit_code)
+                self._codes[outcome.device] = outcome.exit_code
             elif outcome.outcome == NOTHING_BEFORE:
-                self._codes.add(NothingThereError.exit_code)
+                self._codes[outcome.device] = NothingThereError.exit_code
+            else:
+                self._codes.pop(outcome.device, None)
             reason = f": {message(outcome.error)}" if outcome.error else ""
             self._console.note(f"    {outcome.device} {one_line(outcome.outcome)}{reason}")
 
     def soaking(self, seconds: float) -> None:
         self._console.step(f"waiting for {seconds:g} s before the next wave")
 
+    def waiting(self, devices: int, seconds: float) -> None:
+        self._console.step(
+            f"{format_count(devices, 'device')} could not be reached: again in {seconds:.0f} s"
+        )
+
     def stopping(self) -> None:
         self._console.note("stopping: waiting for the devices under way; press again to leave them")
 
     def exit_code(self) -> int:
         """0, the one code of all that did not go as asked, or a failed command's if they differ."""
-        if len(self._codes) > 1:
-            return RemoteError.exit_code
-        return next(iter(self._codes), 0)
+        codes = set(self._codes.values())
+        return RemoteError.exit_code if len(codes) > 1 else next(iter(codes), 0)
 
 
 @contextmanager

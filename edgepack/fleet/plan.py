@@ -15,6 +15,8 @@ from edgepack.fleet.inventory import FleetDevice
 
 _SHARE = re.compile(r"(\d+)(%?)")
 CANARY = "canary"
+LATE = "late wave"
+"""The wave of those that could not be reached in their own."""
 DEFAULT_PARALLEL = 10
 
 
@@ -56,7 +58,9 @@ class Settings:
     `parallel` devices are worked on at once. A rollout stops if a canary fails, or if more than
     `max_failures` of a wave or `max_failures_total` of the fleet fail; devices that
     cannot be reached count unless `count_unreachable` is off, canaries in any case. `soak_s`
-    seconds pass between two waves; a device that is not well any more then has failed.
+    seconds pass between two waves; a device that is not well any more then has failed. For
+    `keep_trying_s` from the beginning on, those that could not be reached are tried again; they
+    count as if `count_unreachable` were off.
     """
 
     canary: Share | str = Share(value=1)
@@ -66,6 +70,7 @@ class Settings:
     max_failures_total: Share = Share(value=10, percent=True)
     count_unreachable: bool = True
     soak_s: float = 0.0
+    keep_trying_s: float = 0.0
 
     @staticmethod
     def from_table(table: Table) -> Settings:
@@ -84,9 +89,10 @@ class Settings:
         if values["parallel"] < 1:
             raise table.fail("parallel", f"{values['parallel']} is below 1")
         values["count_unreachable"] = table.take("count_unreachable", bool, True)
-        values["soak_s"] = table.take("soak_s", float, 0.0)
-        if not 0 <= values["soak_s"] < math.inf:
-            raise table.fail("soak_s", f"{values['soak_s']} is not a number of seconds")
+        for key in ("soak_s", "keep_trying_s"):
+            values[key] = table.take(key, float, 0.0)
+            if not 0 <= values[key] < math.inf:
+                raise table.fail(key, f"{values[key]} is not a number of seconds")
         table.finish()
         return Settings(**values)
 
@@ -100,6 +106,7 @@ class Settings:
             "max_failures_total": str(self.max_failures_total),
             "count_unreachable": self.count_unreachable,
             "soak_s": self.soak_s,
+            "keep_trying_s": self.keep_trying_s,
         }
 
 

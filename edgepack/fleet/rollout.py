@@ -19,7 +19,7 @@ from edgepack.base.errors import ConnectError, EdgepackError, RefusedError, Time
 from edgepack.device.errors import ChangedHostKeyError, OtherDeviceError, UnknownHostKeyError
 from edgepack.fleet.inventory import FleetDevice
 from edgepack.fleet.journal import Journal
-from edgepack.fleet.plan import CANARY, RolloutPlan, Settings, Wave
+from edgepack.fleet.plan import CANARY, LATE, RolloutPlan, Settings, Wave
 
 FAILED = "failed"
 UNREACHABLE = "unreachable"
@@ -30,6 +30,8 @@ _INTERRUPTED = "interrupted"
 # Nobody wakes who waits when `Stop` changes, and Python sees a signal that comes just before a
 # wait only after it: so none is longer.
 _LONGEST_WAIT_S = 0.5
+# Between two rounds of trying again: the first pause, and the longest, each twice the one before.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 30.0, 600.0
 # Who is over its own limits by so much has hung where none of them looks.
 _GRACE_S = 30.0
 
@@ -104,6 +106,9 @@ class Watcher(Protocol):
 
     def soaking(self, seconds: float) -> None: ...
 
+    def waiting(self, devices: int, seconds: float) -> None:
+        """So many could not be reached, and are tried again after that time."""
+
     def stopping(self) -> None: ...
 
 
@@ -128,7 +133,7 @@ class RolloutResult:
     """How a rollout ended: `status` is "complete", "stopped" or "interrupted".
 
     `outcomes` counts the devices that were worked on now, by outcome; one that was lost in the
-    soak time has two.
+    soak time has two, one that was tried again its last.
     """
 
     status: str
@@ -154,7 +159,8 @@ def roll_out(
 
     A wave begins when the one before has ended and is good enough (`Settings`). As soon as it
     cannot be, or when `stop` is asked for, no further device is begun; those under way are
-    waited for, as long as `Work.budget_s` says and a moment. What came of a device is in the
+    waited for, as long as `Work.budget_s` says and a moment. Those that could not be reached are
+    tried again when the waves are over, as long as `Settings` say. What came of a device is in the
     `journal` before the next one is begun. An exception that is no EdgepackError is a bug: it is
     raised when those under way have ended. Raises KeyboardInterrupt, with devices under way, if
     `stop` is to be at once.
@@ -162,7 +168,7 @@ def roll_out(
     run = _Run(plan, settings, work, watcher, journal, stop or Stop())
     started = time.monotonic()
     reason = run.waves()
-    if reason == _INTERRUPTED and sum(run.outcomes.values()) >= plan.todo:
+    if reason == _INTERRUPTED and sum(run.outcomes.values()) >= plan.todo and not run.away:
         reason = ""  # too late to change anything
     return RolloutResult(
         status="interrupted" if reason == _INTERRUPTED else "stopped" if reason else "complete",
@@ -214,6 +220,9 @@ class _Run:
         self.outcomes: Counter[str] = Counter()
         self._failed = 0
         self._failed_in_wave: set[str] = set()
+        self._excused_in_wave: set[str] = set()
+        self._until = time.monotonic() + settings.keep_trying_s
+        self.away: dict[str, FleetDevice] = {}  # those that are tried again
         self._bug: BaseException | None = None
         self._told = False
 
@@ -222,25 +231,41 @@ class _Run:
         waves = [wave for wave in self._plan.waves if wave.devices]
         for number, wave in enumerate(waves):
             self._watcher.wave_begins(wave)
-            self._failed_in_wave = set()
+            self._failed_in_wave, self._excused_in_wave = set(), set()
             self._each(wave, wave.devices, self._attempt)
             if reason := self._too_many(wave):
                 return reason
             if self._settings.soak_s and number + 1 < len(waves):
                 self._watcher.soaking(self._settings.soak_s)
-                if self._soak():
+                if self._pause(self._settings.soak_s):
                     return _INTERRUPTED
-                well = [
-                    device for device in wave.devices if device.name not in self._failed_in_wave
-                ]
+                unwell = self._failed_in_wave | self._excused_in_wave
+                well = [device for device in wave.devices if device.name not in unwell]
                 self._each(wave, well, self._check)
                 if reason := self._too_many(wave):
                     return reason
+        return self._late()
+
+    def _late(self) -> str:
+        """Try those again that could not be reached, until all are or the time is up; the reason
+        for stopping before, or ""."""
+        pause = _FIRST_PAUSE_S
+        while self.away and (left := self._until - time.monotonic()) > 0:
+            self._watcher.waiting(len(self.away), min(pause, left))
+            if self._pause(min(pause, left)):
+                return _INTERRUPTED
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            devices = tuple(self.away.values())
+            wave = Wave(name=LATE, devices=devices, members=devices)
+            self._failed_in_wave = set()
+            self._each(wave, devices, self._attempt_again)
+            if reason := self._too_many(wave):
+                return reason
         return ""
 
-    def _soak(self) -> bool:
-        """Wait for the soak time; whether `stop` was set meanwhile."""
-        end = time.monotonic() + self._settings.soak_s
+    def _pause(self, seconds: float) -> bool:
+        """Wait so long; whether `stop` was set meanwhile."""
+        end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             if self._is_stopped():
                 return True
@@ -295,6 +320,11 @@ class _Run:
             return self._outcome(device, wave, _kind_of(error), started, error=error)
         return self._outcome(device, wave, done.outcome, started, done=done)
 
+    def _attempt_again(self, device: FleetDevice, wave: str) -> Outcome | None:
+        """None if it is as it was: one line about it is enough."""
+        outcome = self._attempt(device, wave)
+        return None if outcome.outcome == UNREACHABLE else outcome
+
     def _check(self, device: FleetDevice, wave: str) -> Outcome | None:
         started = time.monotonic()
         try:
@@ -337,11 +367,12 @@ class _Run:
             arrived.append(self._results.get())
         outcomes = []
         for thread, result in arrived:
-            if self._under_way.pop(thread, None) is None:
+            begun = self._under_way.pop(thread, None)
+            if begun is None:
                 continue  # it was given up
             if isinstance(result, Outcome):
                 outcomes.append(result)
-                self._count(result)
+                self._count(result, begun.device)
             elif result is not None:
                 self._bug = result
         if self._journal is not None:
@@ -371,13 +402,20 @@ class _Run:
         )
         return self._outcome(begun.device, begun.wave, FAILED, begun.since, error=error)
 
-    def _count(self, outcome: Outcome) -> None:
+    def _count(self, outcome: Outcome, device: FleetDevice) -> None:
         self.outcomes[outcome.outcome] += 1
+        if self.away.pop(outcome.device, None) is not None:
+            self.outcomes -= Counter({UNREACHABLE: 1})
+        keeps_trying = self._settings.keep_trying_s > 0
         excused = (
             outcome.outcome == UNREACHABLE
             and outcome.wave != CANARY
-            and not self._settings.count_unreachable
+            and (keeps_trying or not self._settings.count_unreachable)
         )
+        if excused:
+            self._excused_in_wave.add(outcome.device)
+            if keeps_trying:
+                self.away[outcome.device] = device
         if not outcome.ok and not excused:
             self._failed += 1
             self._failed_in_wave.add(outcome.device)

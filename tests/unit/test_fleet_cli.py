@@ -91,6 +91,9 @@ def test_an_inventory_gets_its_board_from_the_command_line(
         (["--max-failures", "101%"], "--max-failures: '101%'"),
         (["--max-failures-total", "x"], "--max-failures-total: 'x'"),
         (["--soak", "nan"], "--soak: nan is not a number of seconds"),
+        (["--keep-trying", "24"], "--keep-trying: '24' is no time"),
+        (["--keep-trying", "0h"], "--keep-trying: '0h' is no time"),
+        (["--keep-trying", "366d"], "--keep-trying: '366d' is no time of at most 365 days"),
         (["--board", "rasp3c"], "bench: unknown board: rasp3c"),
     ],
 )

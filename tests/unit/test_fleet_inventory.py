@@ -70,6 +70,7 @@ max_failures = 1
 max_failures_total = "5%"
 count_unreachable = false
 soak_s = 1.5
+keep_trying_s = 3600
 
 [defaults]
 user = "pi"
@@ -115,6 +116,7 @@ def test_every_key_of_fleet_toml(tmp_path: Path) -> None:
         "max_failures_total": "5%",
         "count_unreachable": False,
         "soak_s": 1.5,
+        "keep_trying_s": 3600.0,
     }
     jump, identity = ("ops@gate.example.org:2022",), tmp_path / "keys/fleet"
     assert fleet.devices == (

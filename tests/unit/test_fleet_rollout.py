@@ -32,6 +32,7 @@ from edgepack.fleet import (
     Stop,
     make_plan,
     roll_out,
+    rollout,
 )
 from edgepack.fleet.journal import BusyError
 from edgepack.fleet.report import FleetReport
@@ -165,6 +166,70 @@ def test_devices_that_are_off(counted: bool, status: str) -> None:
     # A canary that is off proves nothing.
     work = FakeWork(broken={"d00001"}, error=UnreachableError("off"))
     assert roll_out(make_plan(devices(9), settings), settings, work, Log()).status == "stopped"
+
+
+def test_who_was_off_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout, "_FIRST_PAUSE_S", 0.001)
+    off = {f"d{n:05}" for n in range(2, 9)}
+    work, log = FakeWork(broken=set(off), error=UnreachableError("off")), Log()
+    comes_back = iter(sorted(off))
+
+    class Patient(Log):
+        def waiting(self, devices: int, seconds: float) -> None:
+            super().waiting(devices, seconds)
+            for name in (next(comes_back), next(comes_back, "")):
+                work.broken -= {name}
+
+    log, settings = Patient(), Settings(parallel=3, keep_trying_s=3600)
+    with Journal(tmp_path / "journal") as journal:
+        result = roll_out(make_plan(devices(10), settings), settings, work, log, journal=journal)
+        assert all(journal.is_done(one, "deploy", work.release) for one in devices(10))
+    assert (result.status, result.outcomes) == ("complete", {"deployed": 10})
+    waits = [event[1] for event in log.events if isinstance(event, tuple)]
+    assert waits == [7, 5, 3, 1]
+    # One line about each time that it was off, and one when it was there.
+    assert len(log.outcomes) == 10 + 7
+    assert {outcome.wave for outcome in log.outcomes if outcome.device in off} == {
+        "wave 1", "wave 2", "late wave",
+    }  # fmt: skip
+
+
+def test_trying_again_comes_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout, "_FIRST_PAUSE_S", 0.001)
+    work = FakeWork(broken={"d00002", "d00005"}, error=UnreachableError("off"))
+    settings = Settings(parallel=2, keep_trying_s=0.1)
+    plan = make_plan(devices(9), settings)
+    result = roll_out(plan, settings, work, Log())
+    assert (result.status, result.outcomes) == ("complete", {"deployed": 7, "unreachable": 2})
+    assert work.begun.count("d00005") > 1
+    # What fails when it is there again counts, and stops it.
+    work = FakeWork(broken={"d00002", "d00005"}, error=UnreachableError("off"))
+
+    class Worse(Log):
+        def waiting(self, devices: int, seconds: float) -> None:
+            work.error = RemoteError("it broke")
+
+    settings = Settings(parallel=1, keep_trying_s=3600)
+    result = roll_out(plan, settings, work, Worse())
+    assert result.outcomes == {"deployed": 7, "unreachable": 1, "failed": 1}
+    assert result.reason == "1 of 2 devices of late wave failed, allowed are 10%"
+
+    class Impatient(Log):
+        def waiting(self, devices: int, seconds: float) -> None:
+            stop.asked = True
+
+    stop = Stop()
+    work = FakeWork(broken={"d00002"}, error=UnreachableError("off"))
+    result = roll_out(plan, settings, work, Impatient(), stop=stop)
+    assert (result.status, result.outcomes) == ("interrupted", {"deployed": 8, "unreachable": 1})
+
+
+def test_who_is_off_is_not_lost_after_the_soak_time() -> None:
+    settings = Settings(count_unreachable=False, soak_s=0.001)
+    work = FakeWork(broken={"d00002"}, error=UnreachableError("off"), lost={"d00002"})
+    result = roll_out(make_plan(devices(20), settings), settings, work, Log())
+    assert (result.status, result.outcomes) == ("complete", {"deployed": 19, "unreachable": 1})
+    assert "d00002" not in work.checked
 
 
 @pytest.mark.parametrize(
