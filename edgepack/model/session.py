@@ -30,6 +30,9 @@ def cpu_session(source: str | bytes, options: Any) -> Any:
     # onnxruntime_session_options_config_keys.h. It then takes no QLinearConv of int8 by int8, which
     # is exact anyway (onnxruntime 1.31).
     options.add_session_config_entry("session.x64quantprecision", "1")
+    # Products by weights of DequantizeLinear in blocks are in float32: it would round what they
+    # are multiplied by to 8 bits, else (level 4).
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
 
     def session() -> Any:
         return onnxruntime.InferenceSession(

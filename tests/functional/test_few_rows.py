@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import helper
 
+from edgepack.flow.reference import run_reference
 from edgepack.kernels.rules import few_rows
 from tests.onnx_models import Builder
 from tests.targets import compile_and_run, every_target, wrong_outputs
@@ -156,6 +157,15 @@ def test_what_is_no_weight_of_a_product_becomes_numbers(tmp_path: Path) -> None:
     _, got = compile_and_run(model, inputs, "local", "x86_64", tmp_path)
     wrong = wrong_outputs(model, inputs, got, as_written=True)
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_reference_multiplies_floats(tmp_path: Path) -> None:
+    """onnxruntime rounds activations to 8 bits, if it is not told not to."""
+    net = Builder(seed=15)
+    cases = {"y": net.op("MatMul", "x", _matrix(net, (_DEPTH, 48), "int4", axis=0, zeros=False))}
+    model = _save(tmp_path / "model.onnx", net, {"x": (1, 4, _DEPTH)}, cases)
+    x = net.random.normal(size=(1, 4, _DEPTH)).astype("float32")
+    assert not wrong_outputs(model, [x], run_reference(model, {}, [x]), 1e-6, as_written=True)
 
 
 @pytest.mark.parametrize("opset", [10, 14, 21])
