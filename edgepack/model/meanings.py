@@ -95,6 +95,13 @@ MEANINGS: Sequence[Meaning] = (
         taken=ONNXRUNTIME,
     ),
     Meaning(
+        operator="MatMulNBits, and MatMul by DequantizeLinear in blocks",
+        form="an accuracy_level above 1, and by default the second",
+        onnx="the product of floats",
+        onnxruntime="may round what weights are multiplied by, to 8 bits",
+        taken=ONNX,
+    ),
+    Meaning(
         operator="functions of the model's own",
         form="with another opset than the model's",
         onnx="their operators mean what they mean in the function's opset",
@@ -291,13 +298,15 @@ def as_meant(proto: Any) -> Any:
 
 def _with_deviations(proto: Any) -> Any:
     """The model with what onnxruntime has to do in other words: MeanVarianceNormalization written
-    out, casts to 4 bits by way of 8, and the borders of some pools as numbers."""
+    out, casts to 4 bits by way of 8, the borders of some pools as numbers, and products by weights
+    of few bits without a word that allows it to round."""
     from edgepack.model import walk_nodes
     from edgepack.model.structure import subgraphs
 
     operators = {node.op_type for node in walk_nodes(proto.graph)}
     if not operators & {_NORMALIZATION, "CastLike"} and not any(
-        _is_to_4_bits(node, {}) or _is_padded_by_size(node) for node in walk_nodes(proto.graph)
+        _is_to_4_bits(node, {}) or _is_padded_by_size(node) or _may_round(node)
+        for node in walk_nodes(proto.graph)
     ):
         return proto
     changed = type(proto)()
@@ -316,6 +325,8 @@ def _with_deviations(proto: Any) -> Any:
                 nodes += _by_8_bits(node)
             elif _is_padded_by_size(node):
                 nodes.append(_with_borders(node, index))
+            elif _may_round(node):
+                nodes.append(_of_floats(node))
             else:
                 nodes.append(node)
         copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
@@ -323,6 +334,20 @@ def _with_deviations(proto: Any) -> Any:
         graph.node.extend(copies)
         graphs += [inner for node in graph.node for inner in subgraphs(node)]
     return changed
+
+
+def _may_round(node: Any) -> bool:
+    """Whether it is a product by weights of few bits that may be less exact than one of floats."""
+    return node.op_type == "MatMulNBits" and _attributes(node).get("accuracy_level", 0) > 1
+
+
+def _of_floats(node: Any) -> Any:
+    made = type(node)()
+    made.CopyFrom(node)
+    left = [item for item in made.attribute if item.name != "accuracy_level"]
+    del made.attribute[:]
+    made.attribute.extend(left)
+    return made
 
 
 def _is_to_4_bits(node: Any, kinds: Mapping[str, int]) -> bool:
