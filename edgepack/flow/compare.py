@@ -47,6 +47,7 @@ from edgepack.flow.tolerances import tolerance_of_layers
 from edgepack.frontend.integer_reference import integer_model, tensors
 from edgepack.model import LoadedModel, infer_shapes
 from edgepack.model.index import GraphIndex
+from edgepack.model.meanings import as_meant
 
 # What is written on the device at a time, at least one tensor: its temporary files may be memory.
 PIECE_BYTES = 16 << 20
@@ -410,7 +411,7 @@ def _reference(model: LoadedModel, names: Sequence[str], inputs: Sequence[Array]
     """The reference's tensors of these names."""
     from edgepack.frontend.float16 import widen  # see flow/reference.py
 
-    wide = widen(model.proto)
+    wide = widen(as_meant(model.proto))
     known = GraphIndex(infer_shapes(wide).graph).results
     proto = type(wide)()
     proto.CopyFrom(wide)
