@@ -338,7 +338,10 @@ def _with_deviations(proto: Any) -> Any:
 
 def _may_round(node: Any) -> bool:
     """Whether it is a product by weights of few bits that may be less exact than one of floats."""
-    return node.op_type == "MatMulNBits" and _attributes(node).get("accuracy_level", 0) > 1
+    if node.op_type != "MatMulNBits":
+        return False
+    level: int = _attributes(node).get("accuracy_level", 0)
+    return level > 1
 
 
 def _of_floats(node: Any) -> Any:
