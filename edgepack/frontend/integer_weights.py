@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,10 @@ def matrix_in_blocks(
     numbers, steps, zeros = given
     if numbers is None or steps is None or (zero_point is not None and zeros is None):
         return None
-    if numbers.ndim != 2 or str(numbers.dtype) not in _MOST or steps.dtype != np.float32:
+    if str(numbers.dtype) not in _MOST or steps.dtype != np.float32:
+        return None
+    shapes = [item.shape for item in (steps, zeros) if item is not None]
+    if not _are_of_blocks(numbers.shape, shapes, block, axis):
         return None
     low, high = numbers.min(initial=0), numbers.max(initial=0)
     if zeros is not None:
@@ -53,11 +56,23 @@ def is_matrix_in_blocks(node: onnx.NodeProto, constants: Mapping[str, onnx.Tenso
     if len(known) < len(given) or len(known) < 2:
         return False
     values, scale = known[:2]
-    return (
-        values.data_type in _EIGHT_BITS
-        and len(values.dims) == len(scale.dims) == 2
-        and scale.data_type == onnx.TensorProto.FLOAT
-    )
+    if values.data_type not in _EIGHT_BITS or scale.data_type != onnx.TensorProto.FLOAT:
+        return False
+    if any(zeros.data_type != values.data_type for zeros in known[2:]):
+        return False
+    block, axis = attribute(node, "block_size", 0), attribute(node, "axis", 1)
+    return _are_of_blocks(values.dims, [item.dims for item in known[1:]], block, axis)
+
+
+def _are_of_blocks(
+    matrix: Sequence[int], per_block: Sequence[Sequence[int]], block: int, axis: int
+) -> bool:
+    """Whether shapes are those of a value for each block of a matrix along an axis. Others are left
+    to who refuses them: kernels read as many as there are blocks."""
+    if len(matrix) != 2 or block < 1 or not -2 <= axis < 2:
+        return False
+    wanted = [-(-size // block) if at == axis % 2 else size for at, size in enumerate(matrix)]
+    return all(list(shape) == wanted for shape in per_block)
 
 
 def _array(expr: Any) -> np.ndarray | None:

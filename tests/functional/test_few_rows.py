@@ -11,9 +11,16 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
+from tvm import relax
 
+from edgepack.base.errors import EdgepackError
+from edgepack.boards import get_board
+from edgepack.compiler import plan_model
 from edgepack.flow.reference import run_reference
+from edgepack.frontend.integer_weights import matrix_in_blocks
+from edgepack.frontend.load import load_model
 from edgepack.kernels.rules import few_rows
+from edgepack.model import ModelSpec
 from edgepack.model.meanings import as_meant
 from tests.onnx_models import Builder
 from tests.targets import compile_and_run, every_target, wrong_outputs
@@ -180,6 +187,45 @@ def test_the_reference_multiplies_floats(tmp_path: Path) -> None:
         node.attribute.extend(kept)
     onnx.save(proto, model)
     assert not wrong_outputs(model, [x], got, 1e-6, as_written=True)
+
+
+@pytest.mark.parametrize(
+    ("scale", "zeros", "axis", "block"),
+    [
+        ((1, 48), None, 0, 16),
+        ((4, 48), (1, 48), 0, 16),
+        ((4, 48), (4, 47), 0, 16),
+        ((4, 48), None, 1, 16),
+        ((4, 48), None, 0, -16),
+        ((4, 48), None, 0, 1 << 40),
+        ((48,), None, 0, 16),
+    ],
+)
+def test_blocks_that_are_none(
+    tmp_path: Path, scale: tuple[int, ...], zeros: tuple[int, ...] | None, axis: int, block: int
+) -> None:
+    """A kernel reads a scale for each block: a file that has fewer is refused."""
+    net = Builder(seed=16)
+    given = [net.const(net.random.integers(-128, 128, (_DEPTH, 48)), "int8")]
+    given.append(net.const(np.ones(scale), "float32"))
+    if zeros is not None:
+        given.append(net.const(np.zeros(zeros), "int8"))
+    weight = net.op("DequantizeLinear", *given, axis=axis, block_size=block)
+    net.op("MatMul", "x", weight, outputs=["y"])
+    proto = net.model({"x": (1, 1, _DEPTH)}, {"y": (1, 1, 48)}, opset=21)
+    onnx.save(proto, tmp_path / "model.onnx")
+    with pytest.raises(EdgepackError):
+        plan_model(load_model(ModelSpec(path=tmp_path / "model.onnx")), get_board("local"))
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (1, 48), (3, 48), (5, 48), (4, 48, 1), (192,), ()])
+def test_scales_that_are_not_of_blocks_make_no_such_weights(shape: tuple[int, ...]) -> None:
+    values, right = (relax.const(np.zeros(size, "int8")) for size in ((_DEPTH, 48), (4, 48)))
+    scale = relax.const(np.ones((4, 48), "float32"))
+    assert matrix_in_blocks(values, scale, right, 16, 0) is not None
+    assert matrix_in_blocks(values, relax.const(np.ones(shape, "float32")), None, 16, 0) is None
+    zeros = relax.const(np.ones(shape, "int8"))
+    assert matrix_in_blocks(values, scale, zeros, 16, 0) is None
 
 
 @pytest.mark.parametrize("opset", [10, 14, 21])
