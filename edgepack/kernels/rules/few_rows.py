@@ -86,10 +86,10 @@ class _FewRows:
     @cached_property
     def vectors(self) -> int:
         """Vectors of a panel: an even number, of integers of 4 bits, which lie in pairs."""
-        most = _SUMS[32 if self.cpu.registers >= 32 else 16]
         if self.integers is None:
-            most = max(2 * most // self.operator.rows, 1) if most < _SUMS[32] else most
-            most = max(most // self.operator.rows, 1)
+            most = max(_SUMS[32] // self.operator.rows, 1)
+        else:  # what becomes numbers needs registers, too
+            most = _SUMS[32 if self.cpu.registers >= 32 else 16]
         while most > 1 and most * self.lanes > self.operator.columns:
             most //= 2
         return most
