@@ -236,12 +236,25 @@ def _kill_family(pid: int) -> None:
     # Again, for what was being started meanwhile.
     while family := _family({pid, *killed}) - killed:
         for one in family:
+            # The guard of one that is killed ends by itself, after what this look at /proc may
+            # have missed: processes whose parent died while it was read.
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(one, signal.SIGKILL)
+                if not _is_guard(one):
+                    os.kill(one, signal.SIGKILL)
         killed |= family
     if not killed:  # no /proc here
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
+
+
+_GUARD = f"import {__name__} as p; p.guard()"
+
+
+def _is_guard(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().endswith(f"\0{_GUARD}\0".encode())
+    except OSError:  # it has ended
+        return False
 
 
 class _ChildGuard:
@@ -271,7 +284,7 @@ class _ChildGuard:
             # Not by subprocess: it ends after this process, which does not wait for it.
             os.posix_spawn(
                 sys.executable,
-                [sys.executable, "-P", "-c", f"import {__name__} as p; p.guard()"],
+                [sys.executable, "-P", "-c", _GUARD],
                 {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, reading, 0),

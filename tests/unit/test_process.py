@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgepack.base.errors import ToolchainError
-from edgepack.base.process import Beside, processes, run
+from edgepack.base.process import Beside, kill, processes, run
 from tests.support import require_tool
 
 
@@ -84,15 +84,45 @@ def test_a_compiler_ends_with_a_process_that_is_killed(by: str, tmp_path: Path) 
     call = f"run({words!r})" if by != "apart" else f"Apart().call(run, {words!r})"
     code = f"from edgepack.base.process import run\nfrom edgepack.base.apart import Apart\n{call}"
     with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as process:
-        deadline = time.monotonic() + 60
-        # The driver and the compiler proper, which has opened the source.
-        while len(compilers(source) - {process.pid}) < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert len(compilers(source)) >= 2
+        wait_for_compilers(source, process.pid)
         process.kill()
+    assert_compilers_end(source)
+
+
+def wait_for_compilers(source: Path, beside: int) -> None:
+    """Until the driver and the compiler proper run; `beside` names `source`, too."""
+    deadline = time.monotonic() + 60
+    while len(compilers(source) - {beside}) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(compilers(source)) >= 2
+
+
+def assert_compilers_end(source: Path) -> None:
+    deadline = time.monotonic() + 60
     while compilers(source) and time.monotonic() < deadline:
         time.sleep(0.05)
     left = compilers(source)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left
+
+
+def test_what_a_look_at_the_processes_missed_ends_with_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the parent dies while /proc is read: the compiler's parent is init then.
+
+    The look that misses it is a fake; it cannot be had on command.
+    """
+    source = tmp_path / "source.c"
+    os.mkfifo(source)
+    words = [require_tool("cc"), "-c", str(source), "-o", str(tmp_path / "out.o")]
+    code = f"from edgepack.base.process import run\nrun({words!r})"
+    with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as process:
+        wait_for_compilers(source, process.pid)
+        family = {row.pid for row in processes() if process.pid in (row.pid, row.parent)}
+        seen = family - compilers(source) | {process.pid}
+        assert len(seen) == 2  # it and its guard
+        monkeypatch.setattr("edgepack.base.process._family", lambda _: seen)
+        kill(process)
+    assert_compilers_end(source)
