@@ -17,7 +17,7 @@ import numpy as np
 
 from edgepack.base.minimum_cut import MinimumCut
 from edgepack.compiler.settings import CompileSettings
-from edgepack.frontend.qdq import Recognition, Taken
+from edgepack.frontend.integer_recognition import Recognition, Taken
 from edgepack.kernels import integer
 from edgepack.kernels.choices import FRESH, Ranked, Way
 from edgepack.kernels.integer import IntegerOperator, Steps

@@ -26,9 +26,9 @@ from edgepack.compiler.place.survey import survey
 from edgepack.compiler.settings import DEFAULTS, CompileSettings
 from edgepack.frontend import importer, memory, ranges
 from edgepack.frontend.float16 import widen
+from edgepack.frontend.integer_recognition import Recognition
 from edgepack.frontend.load import CheckedModel
 from edgepack.frontend.precision import FULL, Precision
-from edgepack.frontend.qdq import Recognition
 from edgepack.kernels.choices import NO_CHOICES, UNLIMITED, Choices, Tunable
 from edgepack.kernels.tiles.cpu import CpuModel, cpu_model
 from edgepack.kernels.tiles.element import FLOAT16

@@ -35,11 +35,11 @@ from edgepack.frontend.errors import (
 from edgepack.frontend.expand import expand
 from edgepack.frontend.float16 import widen
 from edgepack.frontend.folding import FoldByNumpy, fold, fold_by_reference
+from edgepack.frontend.integer_recognition import Recognition, with_integers
 from edgepack.frontend.load import CheckedModel
 from edgepack.frontend.narrow_floats import check_narrow_floats
 from edgepack.frontend.operators import OPERATORS, Operator, check_operators
 from edgepack.frontend.origin import mark, origin_of
-from edgepack.frontend.qdq import Recognition, with_integers
 from edgepack.frontend.scattering import with_parts, with_windows
 from edgepack.frontend.volumes import with_images
 from edgepack.kernels.tiles.cpu import CpuModel, nearest_model
@@ -120,8 +120,8 @@ def prepare_model(
     """A model of `CheckedModel.expanded` as it is imported.
 
     Constants are folded, loops and branches are nodes of `blocks`, and quantised operators are
-    those of `qdq`, but for what `leave` says: a model with blocks has none. `around` is for
-    the body of one.
+    those of `integer_recognition`, but for what `leave` says: a model with blocks has none.
+    `around` is for the body of one.
     """
     try:
         return _prepared(path, expanded, leave, around)

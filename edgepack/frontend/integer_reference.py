@@ -9,8 +9,8 @@ from pathlib import Path
 import onnx
 from onnx import helper, numpy_helper
 
+from edgepack.frontend.integer_recognition import DOMAIN, NODE, arrays_of, operator_of
 from edgepack.frontend.operator_form import is_quantized
-from edgepack.frontend.qdq import DOMAIN, NODE, arrays_of, operator_of
 from edgepack.kernels.integer import Array, FromIntegers, ToIntegers
 from edgepack.model.index import GraphIndex
 from edgepack.model.session import cpu_session
@@ -19,7 +19,7 @@ from edgepack.model.session import cpu_session
 def integer_model(
     path: Path, proto: onnx.ModelProto, floats: Collection[str] = ()
 ) -> onnx.ModelProto | None:
-    """A model with operators on integers as those of `qdq`; None if it has none.
+    """A model with operators on integers as those of `integer_recognition`; None if it has none.
 
     Nodes of the names `floats` are left in float. None also where sizes depend on the data, and
     for loops and branches that do. Raises what importing the model raises.
@@ -74,7 +74,7 @@ def rounds_between(proto: onnx.ModelProto) -> bool:
 
 
 def run(proto: onnx.ModelProto, inputs: Sequence[Array]) -> list[Array]:
-    """The outputs of a model of `qdq.with_integers`, for its inputs in order."""
+    """The outputs of a model of `integer_recognition.with_integers`, for its inputs in order."""
     names = [info.name for info in proto.graph.output]
     values = tensors(proto, inputs, names)
     return [values[name] for name in names]

@@ -2,9 +2,9 @@
 
     x -> QLinearConv -> y    is    x -> DequantizeLinear -> Conv -> QuantizeLinear -> y
 
-so that `qdq` has one form to know. That holds as far as its operators on integers take their
-place: sums of numbers are not those of integers to the bit. All other nodes stay as they are, and
-read the same integers as before.
+so that `integer_recognition` has one form to know. That holds as far as its operators on integers
+take their place: sums of numbers are not those of integers to the bit. All other nodes stay as they
+are, and read the same integers as before.
 """
 
 from __future__ import annotations

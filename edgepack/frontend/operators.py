@@ -25,7 +25,7 @@ from edgepack.frontend import (
     linear_models,
     narrow_floats,
     nonfinite,
-    quantized_by_definition,
+    quantized_operators,
     recurrent,
     reductions,
     scattering,
@@ -178,7 +178,7 @@ OPERATORS: Mapping[str, Operator] = {
     "Col2Im": Operator(convert=windows.col2im),
     "Compress": _BOUNDED,
     "Conv": Operator(refused=_LARGER_WINDOW),
-    "ConvInteger": Operator(convert=quantized_by_definition.conv_integer, refused=_LARGER_WINDOW),
+    "ConvInteger": Operator(convert=quantized_operators.conv_integer, refused=_LARGER_WINDOW),
     "ConvTranspose": Operator(convert=conversions.conv_transpose),
     "CumProd": Operator(convert=conversions.cum_prod),
     "CumSum": Operator(convert=conversions.cum_sum),
@@ -193,7 +193,7 @@ OPERATORS: Mapping[str, Operator] = {
         refused=(Refusal(*_TRAINING, forms.dropout_trains),),
     ),
     "DynamicQuantizeLSTM": Operator(domain=_MICROSOFT, convert=recurrent.dynamic_lstm),
-    "DynamicQuantizeLinear": Operator(convert=quantized_by_definition.dynamic_quantize_linear),
+    "DynamicQuantizeLinear": Operator(convert=quantized_operators.dynamic_quantize_linear),
     "Einsum": Operator(
         refused=(
             Refusal(
@@ -221,7 +221,7 @@ OPERATORS: Mapping[str, Operator] = {
     "GroupNormalization": Operator(define=lambda _: True),
     "If": _BLOCK,
     "Imputer": Operator(domain=_CLASSIC, convert=classic.imputer),
-    "IntegerOperator": Operator(domain=DOMAIN, convert=quantized_by_definition.integer_operator),
+    "IntegerOperator": Operator(domain=DOMAIN, convert=quantized_operators.integer_operator),
     "IsInf": Operator(convert=conversions.is_inf),
     "LRN": Operator(convert=windows.local_response_normalization),
     "LSTM": Operator(convert=recurrent.lstm),
@@ -235,7 +235,7 @@ OPERATORS: Mapping[str, Operator] = {
     "Loop": _BLOCK,
     "LpNormalization": Operator(convert=conversions.lp_normalization),
     "LpPool": Operator(convert=windows.lp_pool, refused=_LARGER_WINDOW),
-    "MatMulInteger": Operator(convert=quantized_by_definition.mat_mul_integer),
+    "MatMulInteger": Operator(convert=quantized_operators.mat_mul_integer),
     "MatMulInteger16": Operator(domain=_MICROSOFT),
     "Max": Operator(convert=arithmetic.extreme_of(relax.op.maximum)),
     "MaxPool": Operator(convert=windows.max_pool, refused=_LARGER_WINDOW),
@@ -262,37 +262,37 @@ OPERATORS: Mapping[str, Operator] = {
         "export the model without past and present, and with a mask of [batch, length]",
         _MICROSOFT,
     ),
-    "QGemm": Operator(domain=_MICROSOFT, convert=quantized_by_definition.q_gemm),
+    "QGemm": Operator(domain=_MICROSOFT, convert=quantized_operators.q_gemm),
     "QLinearAdd": Operator(
-        domain=_MICROSOFT, convert=quantized_by_definition.q_linear_of_two(relax.op.add)
+        domain=_MICROSOFT, convert=quantized_operators.q_linear_of_two(relax.op.add)
     ),
     "QLinearAveragePool": Operator(
         domain=_MICROSOFT,
-        convert=quantized_by_definition.q_linear_of_one(quantized_by_definition.average_pool),
+        convert=quantized_operators.q_linear_of_one(quantized_operators.average_pool),
     ),
-    "QLinearConcat": Operator(domain=_MICROSOFT, convert=quantized_by_definition.q_linear_concat),
-    "QLinearConv": Operator(convert=quantized_by_definition.q_linear_conv, refused=_LARGER_WINDOW),
+    "QLinearConcat": Operator(domain=_MICROSOFT, convert=quantized_operators.q_linear_concat),
+    "QLinearConv": Operator(convert=quantized_operators.q_linear_conv, refused=_LARGER_WINDOW),
     "QLinearGlobalAveragePool": Operator(
         domain=_MICROSOFT,
-        convert=quantized_by_definition.q_linear_of_one(quantized_by_definition.global_average),
+        convert=quantized_operators.q_linear_of_one(quantized_operators.global_average),
     ),
     "QLinearLeakyRelu": Operator(
         domain=_MICROSOFT,
-        convert=quantized_by_definition.q_linear_of_one(quantized_by_definition.leaky_relu),
+        convert=quantized_operators.q_linear_of_one(quantized_operators.leaky_relu),
     ),
-    "QLinearMatMul": Operator(convert=quantized_by_definition.q_linear_mat_mul),
+    "QLinearMatMul": Operator(convert=quantized_operators.q_linear_mat_mul),
     "QLinearMul": Operator(
-        domain=_MICROSOFT, convert=quantized_by_definition.q_linear_of_two(relax.op.multiply)
+        domain=_MICROSOFT, convert=quantized_operators.q_linear_of_two(relax.op.multiply)
     ),
     "QLinearSigmoid": Operator(
         domain=_MICROSOFT,
-        convert=quantized_by_definition.q_linear_of_one(quantized_by_definition.sigmoid),
+        convert=quantized_operators.q_linear_of_one(quantized_operators.sigmoid),
     ),
     "QLinearSoftmax": Operator(
         domain=_MICROSOFT,
-        convert=quantized_by_definition.q_linear_of_one(quantized_by_definition.softmax),
+        convert=quantized_operators.q_linear_of_one(quantized_operators.softmax),
     ),
-    "QLinearWhere": Operator(domain=_MICROSOFT, convert=quantized_by_definition.q_linear_where),
+    "QLinearWhere": Operator(domain=_MICROSOFT, convert=quantized_operators.q_linear_where),
     "QuantizeLinear": Operator(convert=conversions.quantize_linear),
     "RMSNormalization": Operator(convert=arithmetic.rms_normalization),
     "RNN": Operator(convert=recurrent.rnn),

@@ -11,7 +11,7 @@ from tvm import relax
 from edgepack.frontend.conversions import Node
 from edgepack.frontend.errors import UnsupportedFormError
 from edgepack.frontend.positions import Reach
-from edgepack.frontend.quantized_by_definition import dynamic_quantize_linear
+from edgepack.frontend.quantized_operators import dynamic_quantize_linear
 from edgepack.kernels.whole.recurrent import GATES, Activation, Recurrent, activation
 
 # Activations of one direction where the node names none.

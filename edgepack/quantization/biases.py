@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from edgepack.quantization.network import Array, FloatNetwork, values
-from edgepack.quantization.qdq import make_qdq_model
+from edgepack.quantization.qdq_model import make_qdq_model
 from edgepack.quantization.ranges import ByteSteps
 from edgepack.quantization.rounding import Rounded
 

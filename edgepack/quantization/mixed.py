@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from edgepack.quantization.network import Array, FloatNetwork, noise_share, outputs
-from edgepack.quantization.qdq import whole_nodes
+from edgepack.quantization.qdq_model import whole_nodes
 from edgepack.quantization.ranges import ByteSteps
 
 # What a multiply-add in float costs beyond one on integers, in those: on CPUs with dot products,

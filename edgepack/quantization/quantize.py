@@ -18,7 +18,7 @@ from edgepack.quantization.biases import correct_biases
 from edgepack.quantization.equalise import ROOMS, equalise_channels
 from edgepack.quantization.errors import CalibrationError
 from edgepack.quantization.network import Array, FloatNetwork, noise_share, outputs, values
-from edgepack.quantization.qdq import make_qdq_model, tensors_of, whole_nodes
+from edgepack.quantization.qdq_model import make_qdq_model, tensors_of, whole_nodes
 from edgepack.quantization.ranges import ByteSteps, TensorRange, sample_values, steps_for
 from edgepack.quantization.rounding import Rounded, moments, round_weights
 

@@ -11,8 +11,8 @@ import onnx
 import pytest
 
 from edgepack.frontend import integer_reference
+from edgepack.frontend.integer_recognition import NODE
 from edgepack.frontend.precision import Precision
-from edgepack.frontend.qdq import NODE
 from tests.onnx_models import Builder
 from tests.quantized_models import Chains, block, by_onnxruntime, photos
 from tests.targets import compile_and_run, save_cases

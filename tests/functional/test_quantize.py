@@ -15,8 +15,8 @@ import pytest
 from edgepack.cli import main
 from edgepack.flow.project import load_project
 from edgepack.frontend import integer_reference
+from edgepack.frontend.integer_recognition import NODE
 from edgepack.frontend.precision import FULL
-from edgepack.frontend.qdq import NODE
 from edgepack.quantization.network import outputs
 from tests.onnx_models import Builder
 from tests.targets import compile_and_run

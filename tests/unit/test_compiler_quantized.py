@@ -20,7 +20,7 @@ from edgepack.compiler.layers.quantized_weights import keep_integers
 from edgepack.compiler.layers.read import read_layers
 from edgepack.compiler.place import lower
 from edgepack.flow.reference import run_reference
-from edgepack.frontend import importer, integer_reference, qdq
+from edgepack.frontend import importer, integer_recognition, integer_reference
 from edgepack.frontend.importer import import_model
 from edgepack.frontend.load import load_model
 from edgepack.kernels import integer
@@ -256,7 +256,7 @@ def test_sums_of_channels_that_are_cut_off_do_not_overflow() -> None:
     total = np.array([-end, end, -end // 2, 17.0])
     factor = np.full(4, 1e-6, "float32")
     to = integer.Target(zero=-100, low=-128, high=127)
-    bounded = qdq._bounded(total, weight, factor, to)
+    bounded = integer_recognition._bounded(total, weight, factor, to)
     assert bounded is not None
     assert list(bounded[2:]) == list(total[2:])
     x = random.choice([-128, 127], (300, 200))
@@ -268,7 +268,7 @@ def test_sums_of_channels_that_are_cut_off_do_not_overflow() -> None:
     got = to.requantised(sums.astype("int32"), factor[:, None])
     np.testing.assert_array_equal(got, (exact - 100).astype("int8"))
     # Where the result depends on the sum, there is no other bias.
-    assert qdq._bounded(total, weight, np.full(4, 1e-8, "float32"), to) is None
+    assert integer_recognition._bounded(total, weight, np.full(4, 1e-8, "float32"), to) is None
 
 
 @pytest.mark.parametrize("nearest", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
@@ -328,7 +328,7 @@ def steps_off(path: Path, scale: float, shape: tuple[int, ...]) -> list[float]:
     whole = integer_reference.integer_model(path, proto)
     assert whole is not None
     kinds = {node.op_type for node in whole.graph.node}
-    assert kinds <= {qdq.NODE, "Identity"}
+    assert kinds <= {integer_recognition.NODE, "Identity"}
     x = np.random.default_rng(1).normal(size=shape).astype("float32")
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -8,7 +8,7 @@ import onnx
 
 from edgepack.compiler.mixed import left_in_float
 from edgepack.compiler.settings import DEFAULTS
-from edgepack.frontend.qdq import Recognition
+from edgepack.frontend.integer_recognition import Recognition
 from edgepack.kernels.tiles.cpu import CORTEX_A53
 from tests.onnx_models import Builder
 from tests.quantized_models import Chains

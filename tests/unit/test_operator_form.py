@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType
 
 from edgepack.frontend import integer_reference
+from edgepack.frontend.integer_recognition import NODE
 from edgepack.frontend.operator_form import as_pairs
-from edgepack.frontend.qdq import NODE
 from tests.quantized_models import block, by_onnxruntime, chain, photos
 
 

@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 from edgepack.cli import main
 from edgepack.frontend import integer_reference
-from edgepack.frontend.qdq import NODE
+from edgepack.frontend.integer_recognition import NODE
 from edgepack.quantization import mixed
 from edgepack.quantization.biases import correct_biases
 from edgepack.quantization.equalise import equalise_channels
@@ -25,7 +25,7 @@ from edgepack.quantization.errors import (
     NothingToQuantizeError,
 )
 from edgepack.quantization.network import Array, FloatNetwork, noise_share, outputs
-from edgepack.quantization.qdq import make_qdq_model, tensors_of, whole_nodes
+from edgepack.quantization.qdq_model import make_qdq_model, tensors_of, whole_nodes
 from edgepack.quantization.quantize import CALIBRATION, quantize, snr
 from edgepack.quantization.ranges import ByteSteps, TensorRange, sample_values, steps_for
 from edgepack.quantization.rounding import moments, round_weights, scales_for

@@ -24,9 +24,9 @@ from edgepack.compiler.gpu.transfers import find_copies
 from edgepack.compiler.place import lower
 from edgepack.frontend import importer, memory, ranges
 from edgepack.frontend.float16 import widen
+from edgepack.frontend.integer_recognition import Recognition
 from edgepack.frontend.load import CheckedModel
 from edgepack.frontend.precision import Precision
-from edgepack.frontend.qdq import Recognition
 from edgepack.gpus import Gpu
 
 

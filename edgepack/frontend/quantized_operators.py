@@ -16,7 +16,7 @@ import numpy.typing as npt
 import tvm
 from tvm import relax
 
-from edgepack.frontend import qdq
+from edgepack.frontend import integer_recognition
 from edgepack.frontend.conversions import Node
 from edgepack.frontend.errors import UnsupportedFormError
 from edgepack.frontend.private import private_call
@@ -32,11 +32,11 @@ _FARTHEST = 255
 
 
 def integer_operator(node: Node) -> relax.Expr:
-    """What `qdq` found."""
+    """What `integer_recognition` found."""
     constants = [item for item in node.inputs if isinstance(item, tvm.ir.GenericConst)]
     inputs = node.inputs[: len(node.inputs) - len(constants)]
     arrays = [item.value.numpy() for item in constants]
-    operator = qdq.integer_operator(node.attributes, arrays)
+    operator = integer_recognition.integer_operator(node.attributes, arrays)
     given = [item if isinstance(item, relax.Var) else node.emit(item) for item in inputs]
     shape = operator.shape([_shape(item) for item in given])
     dtype = "float32" if isinstance(operator, FromIntegers) else "int8"
