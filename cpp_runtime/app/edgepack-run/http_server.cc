@@ -147,6 +147,9 @@ void RemoveStale(const sockaddr_un& address, socklen_t size) {
 /// reset them, and those for whom the last packet of TCP's three is still on its way: so the kernel
 /// drops packets without an ACK, which are the first of the three. Whoever sent one hears nothing,
 /// asks again after a second, and is refused by then.
+///
+/// Plainer ways lose connections: shutdown() of a listening port resets those who wait, and after
+/// listen(listener, 0) somebody gets in whenever nobody waits, whom close() resets.
 void LetNobodyIn(int listener, bool tcp) {
   if (!tcp) {
     shutdown(listener, SHUT_RD);

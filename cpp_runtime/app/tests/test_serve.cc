@@ -229,6 +229,8 @@ TEST_CASE("who has connected before a stop is answered, and nobody else is let i
     CHECK(BodyOf(first.Receive()) == "at last");
     CHECK(BodyOf(second.Receive()) == "/second");
     CHECK(BodyOf(third.Receive()) == "/third");
+    // Nor where nobody waits any more: listen(2) with no backlog would take one.
+    CHECK(HttpClient::Refused(address));
     thread.Join();
     CHECK(HttpClient::Refused(address));
   }
