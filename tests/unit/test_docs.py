@@ -145,7 +145,8 @@ def shown_commands() -> list[tuple[str, list[str]]]:
     found = []
     generated = ROOT / "docs" / "reference" / "cli.md"
     for page in (page for page in PAGES if page != generated):
-        for block in re.findall(r"^```\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        blocks = re.findall(r"^```(.*?)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+        for block in (block for language, block in blocks if not language):
             for line in block.replace("\\\n", " ").splitlines():
                 if match := re.match(r"(?:\$ )?(?:\./dev )?edgepack (.*)", line):
                     # What follows after a gap explains it.
