@@ -59,6 +59,7 @@ def project_samples() -> Iterator[_Values]:
         "project": {},
         "sink": [sink],
         "when": [{"name": "a", "class": "b", "gpio": {"line": 1}}],
+        "counter": [{"name": "a", "class": "b", "line": [0, 1, 2, 3]}],
     }
     sink |= {"username": "door", "password_file": "/etc/door"}
     yield {"project": {}, "sink": [sink], "when": [{"name": "a", "class": "b", "run": ["/bin/a"]}]}

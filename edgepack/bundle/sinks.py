@@ -1,4 +1,5 @@
-"""What happens with results on the device: the `[[sink]]` and `[[when]]` tables, checked.
+"""What happens with results on the device: the tables `[[counter]]`, `[[sink]]` and `[[when]]`,
+checked.
 
 They travel in the bundle as `sinks.json`, which edgepack-sinks reads there; never a password, only
 the name of a file on the device. What of the device they touch becomes arguments of the service.
@@ -34,17 +35,33 @@ _TLS = {
     "https": "have a proxy on the device add TLS, and name that one: http://localhost:PORT",
 }
 _SECONDS = 86400.0
+_TRACK = "--track"
+_MOST_AT_ONCE = 100
+_MOST_PIXELS = 1e6
 _SOURCES = ("--images", "--frames", "--camera", "--watch")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counting:
-    """How many of `classes` above `score` are seen; `discovery` is Home Assistant's prefix."""
+    """How many of `classes` above `score` are seen."""
 
     classes: tuple[str, ...]
     score: float
     topic: str
-    discovery: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackCounter:
+    """Counts tracks of the class `seen` above `score` that are there for `for_s`, and those that
+    cross `line` (x and y of its two ends, in pixels): by the middle of their box, or of its lower
+    side if `is_foot`."""
+
+    name: str
+    seen: str
+    score: float
+    for_s: float
+    line: tuple[float, ...] | None
+    is_foot: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +71,8 @@ class Sink:
     `scheme` is "mqtt" or "http". What the other side does not take waits in the folder `buffer` of
     the device, `buffer_bytes` of it at most. `password_file` is a file there, too. In topics and
     `client_id` "{hostname}" is the device's, "{name}" the bundle's. `resolve` is whether the host
-    has a name that the machine that builds knows as well.
+    has a name that the machine that builds knows as well. The broker keeps what `counting` and the
+    `counters` of these names say; `discovery` is Home Assistant's prefix.
     """
 
     name: str
@@ -66,6 +84,9 @@ class Sink:
     status_topic: str
     client_id: str
     counting: Counting | None
+    counters: tuple[str, ...]
+    counters_topic: str
+    discovery: str | None
     username: str | None
     password_file: str | None
     buffer: str
@@ -93,13 +114,25 @@ class Gpio:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Crossing:
+    """Who crosses the line of `counter`: "in", to the right of the way from its first end to its
+    second, or "out"."""
+
+    counter: str
+    direction: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class When:
-    """What is done on the device once `seen` has been there above `score` for `for_s`, at most once
-    in `every_s`: `run` is a program with its arguments, killed after `time_limit_s`."""
+    """What is done on the device once `least` of `seen` have been there above `score` for `for_s`,
+    or at a `crossing`; at most once in `every_s`. `run` is a program with its arguments, killed
+    after `time_limit_s`."""
 
     name: str
-    seen: str
+    seen: str | None
+    crossing: Crossing | None
     score: float
+    least: int
     for_s: float
     every_s: float
     run: tuple[str, ...]
@@ -109,35 +142,41 @@ class When:
 
 @dataclass(frozen=True, kw_only=True)
 class SinkTables:
-    """All of a project's sinks and actions."""
+    """All of a project's counters, sinks and actions."""
 
+    counters: tuple[TrackCounter, ...] = ()
     sinks: tuple[Sink, ...] = ()
     rules: tuple[When, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.sinks or self.rules)
+        return bool(self.counters or self.sinks or self.rules)
 
     @property
     def classes(self) -> Iterable[tuple[str, str]]:
         """The classes that are named, with the tables that name them."""
+        for index, counter in enumerate(self.counters):
+            yield f"counter[{index}].class", counter.seen
         for index, sink in enumerate(self.sinks):
             for name in sink.counting.classes if sink.counting else ():
                 yield f"sink[{index}].count", name
         for index, rule in enumerate(self.rules):
-            yield f"when[{index}].class", rule.seen
+            if rule.seen is not None:
+                yield f"when[{index}].class", rule.seen
 
     def to_json(self, bundle: str) -> str:
         """`sinks.json` of the bundle of that name."""
+        counters = [dataclasses.asdict(counter) for counter in self.counters]
         sinks = [dataclasses.asdict(sink) for sink in self.sinks]
         rules = [dataclasses.asdict(rule) for rule in self.rules]
         for sink in sinks:
             del sink["resolve"]
             for table in (sink, sink["counting"] or {}):
-                for key in {"topic", "status_topic", "client_id"} & table.keys():
+                for key in {"topic", "status_topic", "counters_topic", "client_id"} & table.keys():
                     table[key] = table[key].replace("{name}", bundle)
-        for rule in rules:
-            rule["class"] = rule.pop("seen")
-        document = {"schema": SCHEMA, "name": bundle, "sinks": sinks, "when": rules}
+        for table in (*counters, *rules):
+            table["class"] = table.pop("seen")
+        document = {"schema": SCHEMA, "name": bundle, "sinks": sinks, "counters": counters}
+        document["when"] = rules
         return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
     def words(self) -> tuple[str, ...]:
@@ -167,15 +206,33 @@ class SinkTables:
         for rule in self.rules:
             does = [*([rule.run[0]] if rule.run else [])]
             does += [f"{rule.gpio.chip} line {rule.gpio.line}"] if rule.gpio else []
+            what = f"{rule.seen} above {rule.score:g} for {rule.for_s:g} s"
+            if rule.least > 1:
+                what = f"{rule.least} of {what}"
+            if rule.crossing is not None:
+                what = f"'{rule.crossing.counter}' is crossed {rule.crossing.direction}"
             rules.append(
-                f"{rule.name}: {rule.seen} above {rule.score:g} for {rule.for_s:g} s, at most "
-                f"every {rule.every_s:g} s: {', '.join(does)}"
+                f"{rule.name}: {what}, at most every {rule.every_s:g} s: {', '.join(does)}"
             )
-        return sinks + rules
+        return [*map(_counter_line, self.counters), *sinks, *rules]
+
+
+def _counter_line(counter: TrackCounter) -> str:
+    text = f"{counter.name}: counts {counter.seen} above {counter.score:g}"
+    text += f" that stays {counter.for_s:g} s" if counter.for_s else ""
+    if counter.line is None:
+        return text
+    left, top, right, bottom = (f"{number:g}" for number in counter.line)
+    at = "the middle of its lower side" if counter.is_foot else "its middle"
+    return f"{text}, and who crosses {left},{top} to {right},{bottom} with {at}"
 
 
 def take_sinks(top: Table) -> SinkTables:
     """The sinks and actions of `top`. Raises ConfigError naming the key."""
+    counters = tuple(
+        _take_counter(Table(values, file=top.file, path=f"counter[{index}]"))
+        for index, values in enumerate(top.take_list("counter", dict, ()))
+    )
     sinks = tuple(
         _take_sink(Table(values, file=top.file, path=f"sink[{index}]"))
         for index, values in enumerate(top.take_list("sink", dict, ()))
@@ -185,6 +242,7 @@ def take_sinks(top: Table) -> SinkTables:
         for index, values in enumerate(top.take_list("when", dict, ()))
     )
     for key, names in (
+        ("counter", [one.name for one in counters]),
         ("sink", [one.name for one in sinks]),
         ("when", [one.name for one in rules]),
     ):
@@ -193,14 +251,17 @@ def take_sinks(top: Table) -> SinkTables:
         for one in names:
             if names.count(one) > 1:
                 raise top.fail(key, f"two are called '{one}'", hint="give each its own `name`")
-    return SinkTables(sinks=sinks, rules=rules)
+    return SinkTables(counters=counters, sinks=sinks, rules=rules)
 
 
-def check_sinks(tables: SinkTables, service: Service | None, labels: Sequence[str] | None) -> None:
-    """Raise ConfigError for a service that has no lines for them, or a class that there is none
-    of."""
+def check_sinks(
+    tables: SinkTables, service: Service | None, labels: Sequence[str] | None, *, boxes: bool
+) -> None:
+    """Raise ConfigError for a service that has no lines for them, or a class or counter that there
+    is none of. `boxes` is whether the model gives boxes."""
     if not tables:
         return
+    _check_counters(tables, service, boxes)
     if service is not None and not any(word.partition("=")[0] in _SOURCES for word in service.args):
         raise ConfigError(
             "[service] args: without pictures of its own there are no results for a sink",
@@ -216,6 +277,42 @@ def check_sinks(tables: SinkTables, service: Service | None, labels: Sequence[st
                 f"{where}: there are no labels, so '{name}' is never seen",
                 hint="name a file of `labels` in [project], or give the number of the class",
             )
+
+
+def _check_counters(tables: SinkTables, service: Service | None, boxes: bool) -> None:
+    lines = {counter.name: counter.line is not None for counter in tables.counters}
+    named = [
+        (f"sink[{index}].counters", name)
+        for index, sink in enumerate(tables.sinks)
+        for name in sink.counters
+    ]
+    for index, rule in enumerate(tables.rules):
+        if rule.crossing is None:
+            continue
+        where = f"when[{index}].counter"
+        named.append((where, rule.crossing.counter))
+        if not lines.get(rule.crossing.counter, True):
+            raise ConfigError(
+                f"{where}: '{rule.crossing.counter}' has no line that could be crossed",
+                hint="give that counter its `line`",
+            )
+    for where, name in named:
+        if name not in lines:
+            raise ConfigError(
+                f"{where}: there is no [[counter]] '{name}'", hint=perhaps(name, lines)
+            )
+    if not lines:
+        return
+    if not boxes:
+        raise ConfigError(
+            "counter[0]: it counts boxes, and the model's [postprocess] gives none",
+            hint="classes are counted by the `count` of a [[sink]]",
+        )
+    if service is not None and _TRACK not in {word.partition("=")[0] for word in service.args}:
+        raise ConfigError(
+            "[service] args: a counter follows tracks, and boxes are not tracked",
+            hint=f'add "{_TRACK}", "15" to them',
+        )
 
 
 def with_sinks(service: Service | None, tables: SinkTables) -> Service | None:
@@ -240,6 +337,8 @@ def _take_sink(table: Table) -> Sink:
     topic = _take_topic(table, "topic", "edgepack/{hostname}/{name}")
     client_id = table.take("client_id", str, "edgepack-{name}-{hostname}")
     counting = _take_counting(table, topic)
+    counters = table.take_list("counters", str, ())
+    discovery = _take_topic(table, "discovery", "") or None
     table.finish()
     if not 1 <= buffer_mb <= 1 << 20:
         raise table.fail("buffer_mb", f"{buffer_mb} is not from 1 to {1 << 20}")
@@ -249,10 +348,18 @@ def _take_sink(table: Table) -> Sink:
         if text is not None and (not text.isprintable() or not 0 < len(text) <= 256):
             raise table.fail(key, f"{text!r} is empty, too long or not one printable line")
     if scheme != "mqtt":
-        for key, value in (("username", username), ("count", counting)):
-            if value is not None:
+        for key, value in (("username", username), ("count", counting), ("counters", counters)):
+            if value:
                 raise table.fail(key, "is for mqtt:// only")
         topic = client_id = ""
+    if len(counters) > _MOST or len(set(counters)) < len(counters):
+        raise table.fail("counters", f"{len(counters)} names, or one twice; at most {_MOST}")
+    if discovery is not None and counting is None and not counters:
+        raise table.fail(
+            "discovery",
+            "there is neither `count` nor `counters`",
+            hint='for example count = ["person"]',
+        )
     return Sink(
         name=name,
         scheme=scheme,
@@ -263,6 +370,9 @@ def _take_sink(table: Table) -> Sink:
         status_topic=f"{topic}/status" if topic else "",
         client_id=client_id,
         counting=counting,
+        counters=counters,
+        counters_topic=f"{topic}/counter" if topic else "",
+        discovery=discovery,
         username=username,
         password_file=password_file,
         buffer=buffer,
@@ -274,11 +384,9 @@ def _take_sink(table: Table) -> Sink:
 def _take_counting(table: Table, topic: str) -> Counting | None:
     classes = table.take_list("count", str, ())
     score = _take_score(table)
-    discovery = _take_topic(table, "discovery", "") or None
     if not classes:
-        for key, given in (("score", score), ("discovery", discovery)):
-            if given is not None:
-                raise table.fail(key, "there is no `count`", hint='for example count = ["person"]')
+        if score is not None:
+            raise table.fail("score", "there is no `count`", hint='for example count = ["person"]')
         return None
     if len(classes) > _MOST or len(set(classes)) < len(classes):
         raise table.fail("count", f"{len(classes)} classes, or one twice; at most {_MOST}")
@@ -286,20 +394,58 @@ def _take_counting(table: Table, topic: str) -> Counting | None:
         classes=classes,
         score=0.5 if score is None else score,
         topic=f"{topic}/count",
-        discovery=discovery,
     )
+
+
+def _take_counter(table: Table) -> TrackCounter:
+    score = _take_score(table)
+    line = table.take_list("line", float, ())
+    counter = TrackCounter(
+        name=_take_name(table),
+        seen=table.take("class", str),
+        score=0.5 if score is None else score,
+        for_s=_take_seconds(table, "for_s", 0.0),
+        line=line or None,
+        is_foot=table.take_choice("by", ("middle", "foot"), "middle") == "foot",
+    )
+    table.finish()
+    if not line:
+        return counter
+    if len(line) != 4 or not all(abs(number) <= _MOST_PIXELS for number in line):
+        raise table.fail("line", f"{list(line)} is not x and y of two points, in pixels")
+    if line[:2] == line[2:]:
+        raise table.fail("line", f"{list(line)} is the same point twice")
+    return counter
 
 
 def _take_when(table: Table) -> When:
     name = _take_name(table)
-    seen = table.take("class", str)
+    crossing = None
+    if table.has("counter"):
+        for key in ("class", "score", "least", "for_s"):
+            if table.has(key):
+                raise table.fail(key, "is about what is seen, and `counter` about who crosses")
+    seen = table.take("class", str, None)
+    counter = table.take("counter", str, None)
+    if seen is None and counter is None:
+        raise table.fail("class", "missing", hint="say what has to be seen, or a `counter`")
+    direction = table.take_choice("direction", ("in", "out"), None)
+    if counter is not None:
+        if direction is None:
+            raise table.fail("direction", "missing", hint='it must be "in" or "out"')
+        crossing = Crossing(counter=counter, direction=direction)
+    elif direction is not None:
+        raise table.fail("direction", "there is no `counter`")
     score = _take_score(table)
+    least = table.take("least", int, 1)
     for_s = _take_seconds(table, "for_s", 0.0)
     every_s = _take_seconds(table, "every_s", 60.0)
     run = table.take_list("run", str, ())
     time_limit_s = _take_seconds(table, "time_limit_s", 10.0)
     gpio_table = table.take_table("gpio", required=False)
     table.finish()
+    if not 1 <= least <= _MOST_AT_ONCE:
+        raise table.fail("least", f"{least} is not from 1 to {_MOST_AT_ONCE}")
     if run and (not _PATH.fullmatch(run[0]) or ".." in run[0].split("/")):
         raise table.fail(
             "run",
@@ -313,7 +459,9 @@ def _take_when(table: Table) -> When:
     return When(
         name=name,
         seen=seen,
+        crossing=crossing,
         score=0.5 if score is None else score,
+        least=least,
         for_s=for_s,
         every_s=every_s,
         run=run,

@@ -38,7 +38,7 @@ from edgepack.flow.reference import (
 from edgepack.flow.results import golden_results
 from edgepack.flow.rows import read_rows
 from edgepack.flow.sinks import prove_sinks
-from edgepack.flow.stages import StageReferences, labels_of_all, open_stages
+from edgepack.flow.stages import StageReferences, gives_boxes, labels_of_all, open_stages
 from edgepack.flow.verify import check_tells
 from edgepack.frontend.load import load_model
 from edgepack.model import LoadedModel, TensorInfo, batch_of
@@ -222,7 +222,12 @@ def check_project(project: Project, images: Sequence[Path] = (), *, top: int = 5
     preprocess = project.preprocess.for_inputs(model.given) if project.preprocess else None
     postprocess = bound_postprocess(project, model, labels)
     stages = open_stages(project, model, postprocess, labels)
-    prove_sinks(project.sinks, project.service, labels_of_all(labels, stages))
+    prove_sinks(
+        project.sinks,
+        project.service,
+        labels_of_all(labels, stages),
+        boxes=gives_boxes(postprocess),
+    )
     references = StageReferences(stages)
     photos: Sequence[Path | None] = [*images] or [project.golden_image]
     if images and preprocess is None:

@@ -50,6 +50,7 @@ from edgepack.flow.sinks import fetch_mosquitto, prove_sinks
 from edgepack.flow.stages import (
     BOX_KINDS,
     OpenStage,
+    gives_boxes,
     golden_crops,
     labels_of_all,
     open_stages,
@@ -134,7 +135,12 @@ def make_job(project: Project) -> Job:
     postprocess = bound_postprocess(project, model, labels)
     stages = open_stages(project, model, postprocess, labels)
     _check_track(project, postprocess)
-    prove_sinks(project.sinks, project.service, labels_of_all(labels, stages))
+    prove_sinks(
+        project.sinks,
+        project.service,
+        labels_of_all(labels, stages),
+        boxes=gives_boxes(postprocess),
+    )
     if stages:
         _check_stage_board(project, board)
     return Job(
@@ -156,7 +162,7 @@ def make_job(project: Project) -> Job:
 def _check_track(project: Project, postprocess: PostprocessSpec | None) -> None:
     """Raise ConfigError for a service that is to track boxes, of which there are none."""
     words = [word.partition("=")[0] for word in project.service.args] if project.service else []
-    if "--track" in words and (postprocess is None or postprocess.kind not in BOX_KINDS):
+    if "--track" in words and not gives_boxes(postprocess):
         raise ConfigError(
             "[service] args: --track: there are no boxes to track: the model's [postprocess] gives "
             "none",

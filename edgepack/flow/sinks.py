@@ -19,10 +19,13 @@ def fetch_mosquitto(target: Path) -> None:
     apt.download(sinks.SOURCE, target, suite=sinks.SUITE, sha256=sinks.SHA256)
 
 
-def prove_sinks(tables: SinkTables, service: Service | None, labels: Sequence[str] | None) -> None:
+def prove_sinks(
+    tables: SinkTables, service: Service | None, labels: Sequence[str] | None, *, boxes: bool
+) -> None:
     """Raise ConfigError for sinks and actions that could not work on any device: a class that there
-    is none of, a service that has no lines for them, a host that does not resolve."""
-    check_sinks(tables, service, labels)
+    is none of, a service that has no lines for them, a host that does not resolve. `boxes` is
+    whether the model gives boxes."""
+    check_sinks(tables, service, labels, boxes=boxes)
     with_sinks(service, tables)
     for index, sink in enumerate(tables.sinks):
         if sink.is_address or not sink.resolve:

@@ -42,6 +42,11 @@ BOX_KINDS = ("yolo", "centernet", "ssd", "text-lines")
 """Kinds of [postprocess] that give boxes."""
 
 
+def gives_boxes(postprocess: PostprocessSpec | None) -> bool:
+    """Whether it is of such a kind."""
+    return postprocess is not None and postprocess.kind in BOX_KINDS
+
+
 @dataclass(frozen=True, kw_only=True)
 class OpenStage:
     """A stage whose model was read: `classes` are numbers of the first model's, none of them: all;

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edgepack.boards import get_board
@@ -40,6 +41,9 @@ def mqtt(folder: Path, port: int, **changes: Any) -> dict[str, Any]:
         "status_topic": "door/status",
         "client_id": "edgepack-door",
         "counting": None,
+        "counters": [],
+        "counters_topic": "door/counter",
+        "discovery": None,
         "username": None,
         "password_file": None,
         "buffer": str(folder),
@@ -56,7 +60,9 @@ def when(**changes: Any) -> dict[str, Any]:
     return {
         "name": "visitor",
         "class": "person",
+        "crossing": None,
         "score": 0.6,
+        "least": 1,
         "for_s": 0.0,
         "every_s": 0.0,
         "run": [],
@@ -76,13 +82,15 @@ class Running:
         sinks: list[dict[str, Any]],
         rules: list[dict[str, Any]],
         environment: dict[str, str],
+        counters: list[dict[str, Any]],
     ) -> None:
         file = folder / "sinks.json"
-        config = {"schema": 1, "name": "counter", "sinks": sinks, "when": rules}
+        config = {"schema": 1, "name": "counter", "sinks": sinks, "counters": counters}
+        config["when"] = rules
         file.write_text(json.dumps(config))
         self._log = folder / "sinks.log"
         self._metrics = os.memfd_create("metrics")
-        os.truncate(self._metrics, 16 << 10)
+        os.truncate(self._metrics, 32 << 10)
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 [program, file, str(self._metrics)],
@@ -108,7 +116,7 @@ class Running:
 
     @property
     def metrics(self) -> dict[str, int]:
-        data = os.pread(self._metrics, 16 << 10, 0)
+        data = os.pread(self._metrics, 32 << 10, 0)
         size = int.from_bytes(data[:4], "little")
         lines = data[4 : 4 + size].decode().splitlines()
         return {line.rpartition(" ")[0]: int(line.rpartition(" ")[2]) for line in lines}
@@ -138,8 +146,9 @@ def running(
     sinks: list[dict[str, Any]] | None = None,
     rules: list[dict[str, Any]] | None = None,
     environment: dict[str, str] | None = None,
+    counters: list[dict[str, Any]] | None = None,
 ) -> Iterator[Running]:
-    started = Running(program, folder, sinks or [], rules or [], environment or {})
+    started = Running(program, folder, sinks or [], rules or [], environment or {}, counters or [])
     try:
         yield started
     finally:
@@ -158,13 +167,8 @@ def numbers(messages: list[tuple[bool, str, str]]) -> list[int]:
 
 def test_a_broker_gets_lines_and_keeps_what_the_device_is(program: Path, tmp_path: Path) -> None:
     port = free_port()
-    counting = {
-        "classes": ["person"],
-        "score": 0.5,
-        "topic": "door/count",
-        "discovery": "homeassistant",
-    }
-    sink = mqtt(tmp_path, port, counting=counting)
+    counting = {"classes": ["person"], "score": 0.5, "topic": "door/count"}
+    sink = mqtt(tmp_path, port, counting=counting, discovery="homeassistant")
     with broker(tmp_path, port), running(program, tmp_path, sinks=[sink]) as sinks:
         with Subscriber(port, "door/results") as results:
             sinks.await_metric('edgepack_sink_up{sink="home"}', 1)
@@ -485,6 +489,184 @@ def test_when_boxes_are_tracked_one_has_to_stay(program: Path, tmp_path: Path) -
     rung = [json.loads(text) for text in (tmp_path / "rung").read_text().splitlines()]
     assert len(rung) == 2
     assert all(one["frame"] >= 40 and one["boxes"][0]["track"] == 99 for one in rung)
+
+
+def counter(**changes: Any) -> dict[str, Any]:
+    """A line across a picture of 100 by 100: who comes down crosses it inwards."""
+    return {
+        "name": "gate",
+        "class": "person",
+        "score": 0.5,
+        "for_s": 0.0,
+        "line": [20.0, 50.0, 80.0, 50.0],
+        "is_foot": False,
+        **changes,
+    }
+
+
+def walk(*boxes: tuple[int, float, float], label: str = "person") -> str:
+    """A line of boxes of 20 by 20 with these tracks and middles."""
+    return json.dumps(
+        {
+            "boxes": [
+                {
+                    "index": 0,
+                    "label": label,
+                    "score": 0.9,
+                    "track": track,
+                    "box": [x - 10, y - 10, x + 10, y + 10],
+                }
+                for track, x, y in boxes
+            ]
+        }
+    )
+
+
+def crossings(program: Path, folder: Path, lines: list[str], **changes: Any) -> tuple[int, ...]:
+    """In view, seen, in and out after these lines."""
+    with running(program, folder, counters=[counter(**changes)]) as sinks:
+        sinks.say(*lines)
+        sinks.end()
+        found = sinks.metrics
+    names = ["in_view", "seen_total"]
+    counts = [found[f'edgepack_counter_{name}{{counter="gate"}}'] for name in names]
+    for direction in ("in", "out"):
+        name = f'edgepack_counter_crossings_total{{counter="gate",direction="{direction}"}}'
+        counts.append(found[name])
+    return tuple(counts)
+
+
+@pytest.mark.parametrize(
+    ("path", "due"),
+    [
+        ([(50, 30), (50, 45), (50, 60)], (1, 0)),
+        ([(50, 60), (50, 40)], (0, 1)),
+        ([(50, 30), (50, 70), (50, 30), (50, 70)], (2, 1)),
+        ([(50, 40), *[(50, 49.5), (50, 50.5)] * 20, (50, 49.5)], (0, 0)),  # trembles on the line
+        ([(50, 40), *[(50, 49.5), (50, 50.5)] * 20, (50, 55)], (1, 0)),  # and goes on
+        ([(10, 40), (10, 60)], (0, 0)),  # past its end
+        ([(12, 40), (32, 60)], (1, 0)),  # slantwise, just within its end
+        ([(90, 40), (95, 60), (50, 60), (50, 40)], (0, 1)),  # around it, and back through it
+        ([(30, 40), (70, 42)], (0, 0)),  # along it
+    ],
+)
+def test_who_crosses_a_line_is_counted_by_direction(
+    program: Path, tmp_path: Path, path: list[tuple[float, float]], due: tuple[int, int]
+) -> None:
+    lines = [walk((7, x, y)) for x, y in path]
+    assert crossings(program, tmp_path, lines) == (1, 1, *due)
+    turned = counter()["line"][2:] + counter()["line"][:2]
+    assert crossings(program, tmp_path, lines, line=turned) == (1, 1, *due[::-1])
+
+
+def test_random_walks_cross_as_often_as_an_independent_count_says(
+    program: Path, tmp_path: Path
+) -> None:
+    """Steps over the line's height: to the left of its ends, to the right, or between."""
+    random = np.random.default_rng(5)
+    at = {track: random.integers(0, 10, 2) * 10 + 5.0 for track in range(1, 30)}
+    lines, due = [walk(*((track, *middle) for track, middle in at.items()))], {"in": 0, "out": 0}
+    for _ in range(200):
+        for track, was in at.items():
+            now = random.integers(0, 10, 2) * 10 + 5.0
+            at[track] = now
+            if (was[1] < 50) == (now[1] < 50):
+                continue
+            # Where the way meets the height of the line.
+            x = was[0] + (now[0] - was[0]) * (50 - was[1]) / (now[1] - was[1])
+            if 21.3 < x < 78.7:
+                due["in" if now[1] > 50 else "out"] += 1
+        lines.append(walk(*((track, *middle) for track, middle in at.items())))
+    line = [21.3, 50.0, 78.7, 50.0]
+    found = crossings(program, tmp_path, lines, line=line)
+    assert found == (29, 29, due["in"], due["out"])
+    assert min(due.values()) > 500
+
+
+def test_a_counter_by_the_foot_of_a_class_and_above_a_score(program: Path, tmp_path: Path) -> None:
+    lines = [walk((7, 50, 30)), walk((7, 50, 45))]  # the lower side from 40 to 55
+    assert crossings(program, tmp_path, lines) == (1, 1, 0, 0)
+    assert crossings(program, tmp_path, lines, is_foot=True) == (1, 1, 1, 0)
+    assert crossings(program, tmp_path, lines, is_foot=True, score=0.9) == (0, 0, 0, 0)
+    dogs = [walk((7, 50, 30), label="dog"), walk((7, 50, 70), label="dog")]
+    assert crossings(program, tmp_path, dogs) == (0, 0, 0, 0)
+    untracked = [line(0, 0.9, 0.8)]
+    assert crossings(program, tmp_path, untracked) == (0, 0, 0, 0)
+
+
+def test_tracks_that_are_gone_cost_no_memory(program: Path, tmp_path: Path) -> None:
+    with running(program, tmp_path, counters=[counter()]) as sinks:
+        lines = ((walk(*((n * 100 + i, 50, 20) for i in range(1, 101)))) for n in range(1500))
+        seen = 'edgepack_counter_seen_total{counter="gate"}'
+        sinks.say(*(next(lines) for _ in range(200)))
+        sinks.await_metric(seen, 20_000)
+        before = sinks.rss_kb()
+        sinks.say(*lines)
+        sinks.await_metric(seen, 150_000)
+        assert sinks.rss_kb() <= before + 64
+        assert sinks.metrics['edgepack_counter_in_view{counter="gate"}'] <= 1000
+
+
+def test_the_broker_keeps_what_counters_say_and_home_assistant_finds_them(
+    program: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    sink = mqtt(tmp_path, port, counters=["gate", "hall"], discovery="homeassistant")
+    counters = [counter(), counter(name="hall", line=None)]
+    with (
+        broker(tmp_path, port),
+        running(program, tmp_path, sinks=[sink], counters=counters) as sinks,
+    ):
+        sinks.say(walk((1, 50, 30), (2, 50, 70)), walk((1, 50, 70), (2, 50, 75)))
+        sinks.say(walk((3, 50, 70)))
+        sinks.await_metric('edgepack_sink_sent_total{sink="home"}', 3)
+        time.sleep(1.2)
+        with Subscriber(port, "door/counter/#") as state:
+            found = {topic: json.loads(text) for _, topic, text in state.take(2)}
+        assert found == {
+            "door/counter/gate": {"in_view": 3, "seen": 3, "in": 1, "out": 0},
+            "door/counter/hall": {"in_view": 3, "seen": 3},
+        }
+        with Subscriber(port, "homeassistant/#") as discovery:
+            about = [json.loads(text) for _, _, text in discovery.take(6)]
+        assert {one["name"]: one["state_class"] for one in about} == {
+            "gate in view": "measurement",
+            "gate seen": "total_increasing",
+            "gate in": "total_increasing",
+            "gate out": "total_increasing",
+            "hall in view": "measurement",
+            "hall seen": "total_increasing",
+        }
+        assert len({one["unique_id"] for one in about}) == 6
+        out = next(one for one in about if one["name"] == "gate out")
+        assert out["state_topic"] == "door/counter/gate"
+        assert out["value_template"] == "{{ value_json['out'] }}"
+
+
+def test_when_a_line_is_crossed_or_several_are_there(program: Path, tmp_path: Path) -> None:
+    script = tmp_path / "ring"
+    script.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/rung\n')
+    script.chmod(0o755)
+    rules = [
+        when(
+            name=name,
+            run=[str(script), name],
+            **{"class": None, "crossing": {"counter": "gate", "direction": name}},
+        )
+        for name in ("in", "out")
+    ]
+    rules.append(when(name="three", least=3, run=[str(script), "three"]))
+    with running(program, tmp_path, counters=[counter()], rules=rules) as sinks:
+        sinks.say(walk((1, 50, 30), (2, 50, 20)), walk((1, 50, 35), (2, 50, 20)))
+        sinks.say(line(0, 0.9, 0.9, 0.3))  # two, and one that is unlikely
+        sinks.say(walk((1, 50, 70)))
+        sinks.await_metric('edgepack_action_runs_total{when="in"}', 1)
+        assert sinks.metrics['edgepack_action_runs_total{when="three"}'] == 0
+        sinks.say(walk((1, 50, 75), (2, 50, 20), (3, 10, 10)))
+        sinks.await_metric('edgepack_action_runs_total{when="three"}', 1)
+        sinks.end()
+        assert sinks.metrics['edgepack_action_runs_total{when="out"}'] == 0
+    assert sorted((tmp_path / "rung").read_text().split()) == ["in", "three"]
 
 
 def test_what_a_stage_says_of_a_box_starts_a_program(program: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 
@@ -19,8 +20,9 @@ from edgepack.flow.job import make_job, package_job
 from edgepack.flow.project import load_project
 from edgepack.postprocess.results import Box
 from edgepack.postprocess.tracker import Tracker
+from tests.brokers import Subscriber, broker
 from tests.onnx_models import Builder
-from tests.support import require_tool
+from tests.support import free_port, require_tool
 
 SIDE, MOST = 128, 8
 PROJECT = """
@@ -72,12 +74,7 @@ THINGS = (
 @pytest.fixture(scope="module", params=["local", "rasp3b"])
 def app(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("tracked")
-    b = Builder()
-    ends = [b.const(one) for one in ([0, 0], [MOST, 2], [2, 3])]
-    corner = b.op("Transpose", b.op("Slice", "x", *ends), perm=[0, 2, 3, 1])
-    rows = b.op("Reshape", corner, b.const([1, MOST, 6]))
-    b.op("Mul", rows, b.const([1, 1, 1, 1, 1 / 255, 1], "f4"), outputs=["rows"])
-    b.save(folder / "boxes.onnx", {"x": [1, 3, SIDE, SIDE]}, {"rows": [1, MOST, 6]})
+    _save_model(folder / "boxes.onnx")
     file = folder / "edgepack.toml"
     file.write_text(PROJECT.format(board=request.param))
     bundle = package_job(make_job(load_project(file)), folder / "dist")
@@ -85,6 +82,16 @@ def app(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     start = [] if request.param == "local" else [
         require_tool("qemu-arm-static"), *("-L", f"/usr/{board.triple}")]  # fmt: skip
     return [*start, str(bundle.file(APP)), "--bundle", str(bundle.path)]
+
+
+def _save_model(path: Path) -> None:
+    """The boxes are what the picture's first pixels say."""
+    b = Builder()
+    ends = [b.const(one) for one in ([0, 0], [MOST, 2], [2, 3])]
+    corner = b.op("Transpose", b.op("Slice", "x", *ends), perm=[0, 2, 3, 1])
+    rows = b.op("Reshape", corner, b.const([1, MOST, 6]))
+    b.op("Mul", rows, b.const([1, 1, 1, 1, 1 / 255, 1], "f4"), outputs=["rows"])
+    b.save(path, {"x": [1, 3, SIDE, SIDE]}, {"rows": [1, MOST, 6]})
 
 
 def _run(app: list[str], frames: list[bytes], *words: str) -> list[list[tuple[int, int]]]:
@@ -158,6 +165,55 @@ def test_a_source_that_is_opened_again_continues_no_track(app: list[str], tmp_pa
             if len(tracks) == 6:
                 process.terminate()
     assert tracks[:6] == [1, 1, 1, 2, 2, 2]
+
+
+COUNTER = """
+[[counter]]
+name = "gate"
+class = "0"
+line = [64, 0, 64, 128]
+[[sink]]
+name = "home"
+url = "mqtt://127.0.0.1:{port}"
+topic = "gate"
+buffer = "{folder}"
+counters = ["gate"]
+[[when]]
+name = "out"
+counter = "gate"
+direction = "out"
+run = ["/bin/cp", "/dev/stdin", "{folder}/crossed"]
+"""
+
+
+def test_a_folder_of_frames_is_counted_by_who_crosses(tmp_path: Path) -> None:
+    """With a real broker: of the first two things, one goes right and one left over the line."""
+    _save_model(tmp_path / "boxes.onnx")
+    port = free_port()
+    file = tmp_path / "edgepack.toml"
+    file.write_text(PROJECT.format(board="local") + COUNTER.format(port=port, folder=tmp_path))
+    bundle = package_job(make_job(load_project(file)), tmp_path / "dist")
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for number in range(40):
+        pixels = _frame([(one.box(number), one.index) for one in THINGS[:2]])
+        image = np.frombuffer(pixels, np.uint8).reshape(SIDE, SIDE, 3)
+        cv2.imwrite(str(photos / f"{number:02}.png"), image[:, :, ::-1])
+    words = ["--images", str(photos), "--track", "8", "--json", "--sinks", "connect=127.0.0.1"]
+    with broker(tmp_path, port), Subscriber(port, "gate/counter/gate") as counts:
+        subprocess.run(
+            [str(bundle.file(APP)), "--bundle", str(bundle.path), *words],
+            check=True,
+            capture_output=True,
+        )
+        found = [json.loads(counts.take(1)[0][2])]
+        while found[-1]["in"] + found[-1]["out"] < 2:
+            found.append(json.loads(counts.take(1)[0][2]))
+    # The line goes down, so what is to its right has the smaller x: from the left one goes out.
+    assert found[-1] == {"in_view": 2, "seen": 2, "in": 1, "out": 1}
+    crossed = json.loads((tmp_path / "crossed").read_text())
+    # Of the one that goes to the right, whose middle is at 12 + 2 * frame; its margin is 1.
+    assert crossed["image"].endswith("27.png")
 
 
 def test_what_cannot_be_tracked(app: list[str]) -> None:

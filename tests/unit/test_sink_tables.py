@@ -17,13 +17,19 @@ from edgepack.deploy.service_files import Place, init_script, systemd_unit
 from edgepack.flow.sinks import prove_sinks
 
 SINK = {"name": "home", "url": "mqtt://192.0.2.7", "buffer": "/var/lib/door"}
+COUNTER = {"name": "door", "class": "person", "line": [0, 200, 640.5, 200]}
 WHEN = {"name": "visitor", "class": "person", "run": ["/usr/local/bin/ring", "twice"]}
 CAMERA = Service(args=("--camera", "/dev/video0", "--preview", "8080"))
 PLACE = Place(name="door", root="/opt/door", owner="pi", tool="/usr/local/lib/x")
 
 
-def tables(sinks: list[dict[str, Any]], rules: list[dict[str, Any]] | None = None) -> SinkTables:
-    return take_sinks(Table({"sink": sinks, "when": rules or []}, file="edgepack.toml"))
+def tables(
+    sinks: list[dict[str, Any]],
+    rules: list[dict[str, Any]] | None = None,
+    counters: list[dict[str, Any]] | None = None,
+) -> SinkTables:
+    values = {"sink": sinks, "when": rules or [], "counter": counters or []}
+    return take_sinks(Table(values, file="edgepack.toml"))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +50,7 @@ def tables(sinks: list[dict[str, Any]], rules: list[dict[str, Any]] | None = Non
         ({"topic": "a/#"}, "sink[0].topic: 'a/#' has a wildcard"),
         ({"topic": ""}, "sink[0].topic: '' is no topic"),
         ({"password_file": "/etc/door"}, "sink[0].password_file: there is no username"),
-        ({"discovery": "homeassistant"}, "sink[0].discovery: there is no `count`"),
+        ({"discovery": "homeassistant"}, "sink[0].discovery: there is neither `count`"),
         ({"count": ["a", "a"]}, "sink[0].count"),
         ({"count": ["a"], "score": 1.5}, "sink[0].score: 1.5 is not from 0"),
         ({"url": "http://192.0.2.7", "username": "x"}, "sink[0].username: is for mqtt:// only"),
@@ -75,12 +81,71 @@ def test_a_password_in_an_address_is_refused_and_not_shown() -> None:
         ({"gpio": {"line": -1}}, "when[0].gpio.line: -1"),
         ({"gpio": {"line": 1, "chip": "/dev/mem"}}, "when[0].gpio.chip: '/dev/mem'"),
         ({"gpio": {}}, "when[0].gpio.line: missing"),
+        ({"least": 0}, "when[0].least: 0 is not from 1"),
+        ({"direction": "in"}, "when[0].direction: there is no `counter`"),
+        ({"counter": "door", "direction": "in"}, "when[0].class: is about what is seen"),
     ],
 )
 def test_an_action_that_cannot_be(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as error:
         tables([], [{**WHEN, **changes}])
     assert words in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"line": [0, 1, 2]}, "counter[0].line: [0.0, 1.0, 2.0] is not x and y of two points"),
+        ({"line": [5, 6, 5, 6]}, "counter[0].line: [5.0, 6.0, 5.0, 6.0] is the same point twice"),
+        ({"line": [0, 1, 2, float("nan")]}, "counter[0].line"),
+        ({"line": "0,1"}, "counter[0].line: '0,1' is not"),
+        ({"by": "feet"}, "counter[0].by: unknown value 'feet'"),
+        ({"score": 1}, "counter[0].score"),
+        ({"for_s": -1}, "counter[0].for_s"),
+        ({"clas": "x"}, "counter[0].clas: unknown key"),
+    ],
+)
+def test_a_counter_that_cannot_be(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        tables([], [], [{**COUNTER, **changes}])
+    assert words in error.value.message
+
+
+def test_a_counter_follows_tracks_of_boxes_and_is_named_as_it_is() -> None:
+    crossing = {"name": "in", "counter": "door", "direction": "in", "run": ["/bin/ring"]}
+    sink = {**SINK, "counters": ["door"], "discovery": "homeassistant"}
+    found = tables([sink], [crossing], [COUNTER])
+    tracking = Service(args=(*CAMERA.args, "--track", "15"))
+    check_sinks(found, tracking, ["person"], boxes=True)
+    check_sinks(found, None, ["person"], boxes=True)
+    with pytest.raises(ConfigError, match="a counter follows tracks") as error:
+        check_sinks(found, CAMERA, ["person"], boxes=True)
+    assert error.value.hint == 'add "--track", "15" to them'
+    with pytest.raises(ConfigError, match="counts boxes, and the model"):
+        check_sinks(found, tracking, ["person"], boxes=False)
+    with pytest.raises(ConfigError, match=r"counter\[0\].class: the labels have no class"):
+        check_sinks(found, tracking, ["dog"], boxes=True)
+    for wrong, words in (
+        (tables([sink], [], [{**COUNTER, "name": "doors"}]), "sink[0].counters: there is no"),
+        (tables([], [crossing], []), "when[0].counter: there is no [[counter]] 'door'"),
+        (
+            tables([], [crossing], [{key: COUNTER[key] for key in ("name", "class")}]),
+            "when[0].counter: 'door' has no line",
+        ),
+    ):
+        with pytest.raises(ConfigError) as error:
+            check_sinks(wrong, tracking, ["person"], boxes=True)
+        assert words in error.value.message
+    document = json.loads(found.to_json("counter"))
+    (written,) = document["counters"]
+    assert written["class"] == "person"
+    assert written["line"] == [0.0, 200.0, 640.5, 200.0]
+    assert document["sinks"][0]["counters_topic"] == "edgepack/{hostname}/counter/counter"
+    assert document["when"][0]["crossing"] == {"counter": "door", "direction": "in"}
+    assert found.lines()[0] == (
+        "door: counts person above 0.5, and who crosses 0,200 to 640.5,200 with its middle"
+    )
+    assert found.lines()[2] == "in: 'door' is crossed in, at most every 60 s: /bin/ring"
 
 
 def test_two_of_a_name() -> None:
@@ -91,17 +156,17 @@ def test_two_of_a_name() -> None:
 def test_a_class_that_there_is_none_of_is_named() -> None:
     found = tables([], [{**WHEN, "class": "persn"}])
     with pytest.raises(ConfigError) as error:
-        check_sinks(found, None, ["person", "dog"])
+        check_sinks(found, None, ["person", "dog"], boxes=True)
     assert "when[0].class: the labels have no class 'persn'" in error.value.message
     assert error.value.hint == "perhaps you meant 'person'"
     with pytest.raises(ConfigError, match="is never seen"):
-        check_sinks(found, None, None)
-    check_sinks(tables([], [{**WHEN, "class": "0"}]), None, None)
+        check_sinks(found, None, None, boxes=True)
+    check_sinks(tables([], [{**WHEN, "class": "0"}]), None, None, boxes=False)
 
 
 def test_a_service_that_answers_only_has_no_lines_for_a_sink() -> None:
     with pytest.raises(ConfigError, match="without pictures of its own"):
-        check_sinks(tables([SINK]), Service(args=("--serve", "8080")), None)
+        check_sinks(tables([SINK]), Service(args=("--serve", "8080")), None, boxes=True)
 
 
 def test_a_host_that_does_not_resolve_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,10 +176,10 @@ def test_a_host_that_does_not_resolve_is_said(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     named = {**SINK, "url": "mqtt://homeasistant"}
     with pytest.raises(ConfigError) as error:
-        prove_sinks(tables([named]), None, None)
+        prove_sinks(tables([named]), None, None, boxes=True)
     assert "sink[0].url: the host 'homeasistant' of 'home' does not resolve" in error.value.message
-    prove_sinks(tables([{**named, "resolve": False}]), None, None)
-    prove_sinks(tables([SINK]), None, None)
+    prove_sinks(tables([{**named, "resolve": False}]), None, None, boxes=True)
+    prove_sinks(tables([SINK]), None, None, boxes=True)
 
 
 def test_what_a_service_touches_follows_from_sinks_and_actions() -> None:

@@ -23,7 +23,7 @@ namespace {
 
 constexpr timeval kTakeLimit = {1, 0};
 constexpr std::chrono::milliseconds kRestart(1000);
-constexpr std::size_t kSharedBytes = 16U << 10U;
+constexpr std::size_t kSharedBytes = 32U << 10U;
 constexpr int kEndTries = 400;
 constexpr useconds_t kEndPause = 10000;
 /// What the program finds its part of the metrics by; above what it opens itself.

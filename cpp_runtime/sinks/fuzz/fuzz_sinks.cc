@@ -4,9 +4,11 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "common/fuzz/fuzz.h"
 #include "config.h"
+#include "counter.h"
 #include "detections.h"
 #include "spool.h"
 #include "webhook.h"
@@ -53,6 +55,21 @@ void ReadFolder(std::string_view text) {
   EDGEPACK_REQUIRE(spool.counts().waiting_bytes == 0);
 }
 
+void CountLine(std::string_view text) {
+  const std::vector<Detection> detections = ReadDetections(text);
+  CounterConfig config;
+  config.name = "door";
+  config.seen = "person";
+  config.line = {0, 5, 10, 5};
+  Counter counter(config);
+  counter.See(0, detections);
+  counter.See(1, detections);
+  const Counter::Counts counts = counter.counts();
+  const auto most = static_cast<std::int64_t>(detections.size());
+  EDGEPACK_REQUIRE(counts.in_view == counts.seen && counts.seen <= most);
+  EDGEPACK_REQUIRE(counts.in >= 0 && counts.out >= 0 && counts.in + counts.out <= 2 * most);
+}
+
 }  // namespace
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -67,6 +84,9 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
           EDGEPACK_REQUIRE(sink.buffer.front() == '/' && sink.port > 0 && sink.port < 65536);
           EDGEPACK_REQUIRE(sink.scheme == "mqtt" || sink.scheme == "http");
         }
+        for (const CounterConfig& counter : config.counters) {
+          EDGEPACK_REQUIRE(counter.name.find('"') == std::string::npos && !counter.name.empty());
+        }
         for (const RuleConfig& rule : config.rules) {
           EDGEPACK_REQUIRE(rule.run.empty() || rule.run.front().front() == '/');
           EDGEPACK_REQUIRE(rule.time_limit_s >= 0 && rule.time_limit_s <= 86400);
@@ -74,7 +94,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         break;
       }
       case 'l':
-        (void)ReadDetections(text);
+        CountLine(text);
         break;
       case 'h': {
         const int status = ReadStatus(text);

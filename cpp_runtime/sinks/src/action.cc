@@ -7,7 +7,8 @@
 #include "sender.h"
 
 namespace edgepack::sinks {
-Action::Action(RuleConfig config) : config_(std::move(config)), rule_(config_) {
+Action::Action(RuleConfig config, const Counter* counter)
+    : config_(std::move(config)), rule_(config_, counter) {
   if (!config_.gpio) return;
   gpio_.emplace(*config_.gpio);
   const std::string problem = gpio_->Set(false);

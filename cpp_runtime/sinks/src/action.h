@@ -19,7 +19,7 @@ namespace edgepack::sinks {
 /// counted and no more.
 class Action {
  public:
-  explicit Action(RuleConfig config);
+  Action(RuleConfig config, const Counter* counter);
 
   void Run();
   void See(double now, std::string_view line, const std::vector<Detection>& detections);

@@ -1,5 +1,6 @@
 #include "config.h"
 
+#include <algorithm>
 #include <array>
 #include <fstream>
 #include <iterator>
@@ -15,6 +16,7 @@ namespace {
 constexpr std::size_t kMostSinks = 16;
 constexpr std::size_t kMostBytes = 1U << 20U;
 constexpr std::int64_t kMostPort = 65535;
+constexpr std::int64_t kMostAtOnce = 100;
 constexpr std::string_view kHost = "{hostname}";
 
 std::string WithHost(std::string text, const std::string& host) {
@@ -41,7 +43,6 @@ Counting ReadCounting(JsonObject object, const std::string& host) {
   counting.classes = object.Strings("classes");
   counting.score = object.Number("score");
   counting.topic = WithHost(object.String("topic"), host);
-  counting.discovery = OptionalString(&object, "discovery");
   object.Finish();
   return counting;
 }
@@ -71,6 +72,9 @@ SinkConfig ReadSink(JsonObject object, const std::string& host) {
   } else {
     object.Skip("counting");
   }
+  sink.counters = object.Strings("counters");
+  sink.counters_topic = WithHost(object.String("counters_topic"), host);
+  sink.discovery = OptionalString(&object, "discovery");
   sink.username = OptionalString(&object, "username");
   sink.password_file = OptionalString(&object, "password_file");
   sink.buffer = object.String("buffer");
@@ -81,12 +85,49 @@ SinkConfig ReadSink(JsonObject object, const std::string& host) {
   return sink;
 }
 
+CounterConfig ReadCounter(JsonObject object) {
+  CounterConfig counter;
+  counter.name = object.String("name");
+  CheckName(object, counter.name);
+  counter.seen = object.String("class");
+  counter.score = object.Number("score");
+  counter.for_s = Seconds(&object, "for_s");
+  if (object.HasValue("line")) {
+    const std::vector<double> ends = object.Numbers("line");
+    counter.line.emplace();
+    if (ends.size() != counter.line->size()) object.Fail("line", "is not four numbers");
+    std::copy(ends.begin(), ends.end(), counter.line->begin());
+  } else {
+    object.Skip("line");
+  }
+  counter.is_foot = object.Bool("is_foot");
+  object.Finish();
+  return counter;
+}
+
+CrossingConfig ReadCrossing(JsonObject object) {
+  CrossingConfig crossing;
+  crossing.counter = object.String("counter");
+  const std::string direction = object.String("direction");
+  if (direction != "in" && direction != "out") object.Fail("direction", "is not known");
+  crossing.direction = direction == "in" ? Direction::kIn : Direction::kOut;
+  object.Finish();
+  return crossing;
+}
+
 RuleConfig ReadRule(JsonObject object) {
   RuleConfig rule;
   rule.name = object.String("name");
   CheckName(object, rule.name);
-  rule.seen = object.String("class");
+  if (object.HasValue("crossing")) {
+    rule.crossing = ReadCrossing(object.Object("crossing"));
+    object.Skip("class");
+  } else {
+    rule.seen = object.String("class");
+    object.Skip("crossing");
+  }
   rule.score = object.Number("score");
+  rule.least = object.Int("least", 1, kMostAtOnce);
   rule.for_s = Seconds(&object, "for_s");
   rule.every_s = Seconds(&object, "every_s");
   rule.run = object.Strings("run");
@@ -109,6 +150,23 @@ RuleConfig ReadRule(JsonObject object) {
   return rule;
 }
 
+void CheckCounter(const Config& config, const std::string& name) {
+  if (std::none_of(config.counters.begin(), config.counters.end(),
+                   [&](const CounterConfig& counter) { return counter.name == name; })) {
+    throw UsageError("sinks.json: there is no counter '" + name + "'");
+  }
+}
+
+/// Each that is named is there.
+void CheckCounters(const Config& config) {
+  for (const SinkConfig& sink : config.sinks) {
+    for (const std::string& name : sink.counters) CheckCounter(config, name);
+  }
+  for (const RuleConfig& rule : config.rules) {
+    if (rule.crossing) CheckCounter(config, rule.crossing->counter);
+  }
+}
+
 }  // namespace
 
 Config ParseConfig(std::string_view text, const std::string& host) {
@@ -121,10 +179,14 @@ Config ParseConfig(std::string_view text, const std::string& host) {
   for (JsonObject& object : root.Objects("sinks", kMostSinks)) {
     config.sinks.push_back(ReadSink(std::move(object), host));
   }
+  for (JsonObject& object : root.Objects("counters", kMostSinks)) {
+    config.counters.push_back(ReadCounter(std::move(object)));
+  }
   for (JsonObject& object : root.Objects("when", kMostSinks)) {
     config.rules.push_back(ReadRule(std::move(object)));
   }
   root.Finish();
+  CheckCounters(config);
   return config;
 }
 

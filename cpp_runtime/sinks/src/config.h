@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -13,7 +14,6 @@ struct Counting {
   std::vector<std::string> classes;
   double score = 0;
   std::string topic;
-  std::optional<std::string> discovery;  ///< Home Assistant's prefix
 };
 
 /// Where lines go: a broker, or a webhook.
@@ -27,6 +27,9 @@ struct SinkConfig {
   std::string status_topic;
   std::string client_id;
   std::optional<Counting> counting;
+  std::vector<std::string> counters;  ///< the names of those that the broker keeps
+  std::string counters_topic;
+  std::optional<std::string> discovery;  ///< Home Assistant's prefix
   std::optional<std::string> username;
   std::optional<std::string> password_file;
   std::string buffer;  ///< the folder of what waits
@@ -40,11 +43,31 @@ struct GpioConfig {
   double pulse_s = 1;
 };
 
-/// What is done when something is seen.
-struct RuleConfig {
+enum class Direction { kIn, kOut };
+
+/// Counts tracks of a class.
+struct CounterConfig {
   std::string name;
   std::string seen;  ///< the class
   double score = 0;
+  double for_s = 0;
+  std::optional<std::array<double, 4>> line;  ///< x and y of its ends
+  bool is_foot = false;  ///< whether the middle of a box's lower side crosses it, not its middle
+};
+
+/// Who crosses a counter's line.
+struct CrossingConfig {
+  std::string counter;
+  Direction direction = Direction::kIn;
+};
+
+/// What is done when something is seen.
+struct RuleConfig {
+  std::string name;
+  std::string seen;  ///< the class, if it is not about a crossing
+  std::optional<CrossingConfig> crossing;
+  double score = 0;
+  std::int64_t least = 1;  ///< how many at once
   double for_s = 0;
   double every_s = 0;
   std::vector<std::string> run;
@@ -55,6 +78,7 @@ struct RuleConfig {
 struct Config {
   std::string name;  ///< the bundle's
   std::vector<SinkConfig> sinks;
+  std::vector<CounterConfig> counters;
   std::vector<RuleConfig> rules;
 };
 

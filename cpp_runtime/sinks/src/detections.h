@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,7 +13,8 @@ namespace edgepack::sinks {
 struct Detection {
   std::string label;
   double score = 0;
-  std::int64_t track = 0;  ///< of its box, if boxes are tracked
+  std::int64_t track = 0;                    ///< of its box, if boxes are tracked
+  std::optional<std::array<double, 4>> box;  ///< left, top, right, bottom
 };
 
 /// What a line of edgepack-run names: its boxes, points and classes, and what later models say of

@@ -1,6 +1,7 @@
 // edgepack-sinks SINKS.JSON [METRICS]: lines of results from standard input go to brokers, webhooks
 // and actions until its end. METRICS is the number of an open file that is shared with the reader:
 // lines for Prometheus, after their length.
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -16,11 +17,13 @@
 #include <sys/prctl.h>
 #include <thread>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 #include "action.h"
 #include "common/error.h"
 #include "config.h"
+#include "counter.h"
 #include "mqtt.h"
 #include "webhook.h"
 
@@ -28,7 +31,7 @@ namespace edgepack::sinks {
 namespace {
 
 constexpr std::size_t kMostLine = 1U << 20U;
-constexpr std::size_t kMetricsBytes = 16U << 10U;
+constexpr std::size_t kMetricsBytes = 32U << 10U;
 constexpr double kTickS = 1;
 constexpr double kEndS = 5;
 
@@ -52,14 +55,22 @@ class Crew {
 class Distributor {
  public:
   Distributor(const Config& config, int metrics_fd) {
+    for (const CounterConfig& counter : config.counters) {
+      counters_.push_back(std::make_unique<Counter>(counter));
+    }
     for (const SinkConfig& sink : config.sinks) {
       if (sink.scheme == "mqtt") {
-        senders_.push_back(std::make_unique<MqttSender>(sink, config.name));
+        std::vector<const Counter*> counters;
+        for (const std::string& name : sink.counters) counters.push_back(Find(name));
+        senders_.push_back(std::make_unique<MqttSender>(sink, config.name, std::move(counters)));
       } else {
         senders_.push_back(std::make_unique<WebhookSender>(sink));
       }
     }
-    for (const RuleConfig& rule : config.rules) actions_.push_back(std::make_unique<Action>(rule));
+    for (const RuleConfig& rule : config.rules) {
+      const Counter* const counter = rule.crossing ? Find(rule.crossing->counter) : nullptr;
+      actions_.push_back(std::make_unique<Action>(rule, counter));
+    }
     if (metrics_fd >= 0) {
       void* const memory =
           mmap(nullptr, kMetricsBytes, PROT_READ | PROT_WRITE, MAP_SHARED, metrics_fd, 0);
@@ -76,6 +87,7 @@ class Distributor {
       if (poll(&input, 1, static_cast<int>(kTickS * 1e3)) > 0) more = Read();
       if (Monotonic() - saved < kTickS) continue;
       saved = Monotonic();
+      for (const auto& counter : counters_) counter->Tick(saved);
       for (const auto& sender : senders_) sender->Save();
       Tell();
     }
@@ -89,6 +101,14 @@ class Distributor {
   }
 
  private:
+  /// Of a configuration that was checked.
+  [[nodiscard]] const Counter* Find(const std::string& name) const {
+    const auto found = std::find_if(counters_.begin(), counters_.end(), [&](const auto& counter) {
+      return counter->config().name == name;
+    });
+    return found->get();
+  }
+
   /// False at the end of standard input.
   bool Read() {
     const ssize_t size = Retry([&] { return read(STDIN_FILENO, block_.data(), block_.size()); });
@@ -121,6 +141,7 @@ class Distributor {
       return;
     }
     const double now = Monotonic();
+    for (const auto& counter : counters_) counter->See(now, detections);
     for (const auto& sender : senders_) sender->Push(line, detections);
     for (const auto& action : actions_) action->See(now, line, detections);
   }
@@ -131,6 +152,7 @@ class Distributor {
     std::string text = "edgepack_sink_odd_lines_total " + std::to_string(odd_) + "\n";
     for (const auto& sender : senders_) text += sender->Metrics();
     for (const auto& action : actions_) text += action->Metrics();
+    for (const auto& counter : counters_) text += counter->Metrics();
     text.resize(std::min(text.size(), kMetricsBytes - sizeof(std::uint32_t)));
     auto* const length = reinterpret_cast<std::atomic<std::uint32_t>*>(metrics_);
     // While it is nought there is nothing to read.
@@ -139,6 +161,7 @@ class Distributor {
     length->store(static_cast<std::uint32_t>(text.size()));
   }
 
+  std::vector<std::unique_ptr<Counter>> counters_;
   std::vector<std::unique_ptr<Sender>> senders_;
   std::vector<std::unique_ptr<Action>> actions_;
   Crew crew_;

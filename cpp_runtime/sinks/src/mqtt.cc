@@ -20,6 +20,9 @@ constexpr double kTickS = 1;
 constexpr double kLeaveS = 2;
 constexpr const char* kOnline = "online";
 constexpr const char* kOffline = "offline";
+/// Home Assistant's classes of what is measured; a total may begin anew.
+constexpr const char* kNow = "measurement";
+constexpr const char* kTotal = "total_increasing";
 
 /// Not strerror's of an answer: the broker's own reasons.
 std::string Refusal(int answer) {
@@ -30,8 +33,11 @@ std::string Refusal(int answer) {
 
 void MqttSender::Free::operator()(mosquitto* client) const { mosquitto_destroy(client); }
 
-MqttSender::MqttSender(SinkConfig config, std::string bundle)
-    : Sender(std::move(config)), bundle_(std::move(bundle)) {
+MqttSender::MqttSender(SinkConfig config, std::string bundle, std::vector<const Counter*> counters)
+    : Sender(std::move(config)),
+      bundle_(std::move(bundle)),
+      counters_(std::move(counters)),
+      told_of_counters_(counters_.size()) {
   if (!this->config().counting) return;
   for (const std::string& name : this->config().counting->classes) seen_[name] = 0;
 }
@@ -78,6 +84,7 @@ std::string MqttSender::Begin() {
   flying_.clear();
   arrived_.clear();
   told_.clear();
+  for (std::string& told : told_of_counters_) told.clear();
   mosquitto* const client = client_.get();
   mosquitto_max_inflight_messages_set(client, kMostFlying + 8);
   mosquitto_connect_callback_set(client, [](mosquitto*, void* self, int answer) {
@@ -112,44 +119,65 @@ bool MqttSender::Keep(const std::string& topic, const std::string& payload) {
                            payload.data(), 1, true) == MOSQ_ERR_SUCCESS;
 }
 
+/// A sensor for Home Assistant: the value of `key` in what `topic` says.
+void MqttSender::Announce(const std::string& name, const std::string& topic, const std::string& key,
+                          const char* state_class) {
+  std::string id = config().client_id + "_" + name;
+  std::replace_if(
+      id.begin(), id.end(),
+      [](char letter) {
+        return (letter < 'a' || letter > 'z') && (letter < 'A' || letter > 'Z') &&
+               (letter < '0' || letter > '9') && letter != '_' && letter != '-';
+      },
+      '_');
+  JsonWriter json;
+  json.BeginObject().Key("name").String(name).Key("unique_id").String(id);
+  json.Key("state_topic").String(topic);
+  std::string quoted;
+  for (const char letter : key) {
+    if (letter == '\'' || letter == '\\') quoted += '\\';
+    quoted += letter;
+  }
+  json.Key("value_template").String("{{ value_json['" + quoted + "'] }}");
+  json.Key("state_class").String(state_class);
+  json.Key("availability_topic").String(config().status_topic);
+  json.Key("device").BeginObject().Key("identifiers").BeginArray();
+  json.String(config().client_id).EndArray().Key("name").String(bundle_);
+  json.Key("manufacturer").String("edgepack").Key("sw_version").String(EDGEPACK_VERSION);
+  json.EndObject().EndObject();
+  Keep(*config().discovery + "/sensor/" + id + "/config", json.text());
+}
+
 /// What the broker keeps, once there is a connection.
 void MqttSender::Greet() {
   Keep(config().status_topic, kOnline);
-  if (!config().counting || !config().counting->discovery) return;
-  const Counting& counting = *config().counting;
-  for (const std::string& name : counting.classes) {
-    std::string id = config().client_id + "_" + name;
-    std::replace_if(
-        id.begin(), id.end(),
-        [](char letter) {
-          return (letter < 'a' || letter > 'z') && (letter < 'A' || letter > 'Z') &&
-                 (letter < '0' || letter > '9') && letter != '_' && letter != '-';
-        },
-        '_');
-    JsonWriter json;
-    json.BeginObject().Key("name").String(name).Key("unique_id").String(id);
-    json.Key("state_topic").String(counting.topic);
-    std::string quoted;
-    for (const char letter : name) {
-      if (letter == '\'' || letter == '\\') quoted += '\\';
-      quoted += letter;
+  if (!config().discovery) return;
+  if (config().counting) {
+    for (const std::string& name : config().counting->classes) {
+      Announce(name, config().counting->topic, name, kNow);
     }
-    json.Key("value_template").String("{{ value_json['" + quoted + "'] }}");
-    json.Key("state_class").String("measurement");
-    json.Key("availability_topic").String(config().status_topic);
-    json.Key("device").BeginObject().Key("identifiers").BeginArray();
-    json.String(config().client_id).EndArray().Key("name").String(bundle_);
-    json.Key("manufacturer").String("edgepack").Key("sw_version").String(EDGEPACK_VERSION);
-    json.EndObject().EndObject();
-    Keep(*counting.discovery + "/sensor/" + id + "/config", json.text());
+  }
+  for (const Counter* counter : counters_) {
+    const std::string& name = counter->config().name;
+    const std::string topic = config().counters_topic + "/" + name;
+    Announce(name + " in view", topic, "in_view", kNow);
+    Announce(name + " seen", topic, "seen", kTotal);
+    if (!counter->config().line) continue;
+    Announce(name + " in", topic, "in", kTotal);
+    Announce(name + " out", topic, "out", kTotal);
   }
 }
 
+void MqttSender::Tell(const std::string& topic, std::string now, std::string* told) {
+  if (now != *told && Keep(topic, now)) *told = std::move(now);
+}
+
 void MqttSender::TellState() {
-  if (!config().counting) return;
-  std::string now = CountsNow();
-  if (now == told_) return;
-  if (Keep(config().counting->topic, now)) told_ = std::move(now);
+  if (config().counting) Tell(config().counting->topic, CountsNow(), &told_);
+  for (std::size_t i = 0; i < counters_.size(); ++i) {
+    Tell(config().counters_topic + "/" + counters_[i]->config().name, counters_[i]->Text(),
+         &told_of_counters_[i]);
+  }
 }
 
 /// Sends lines as long as the broker has not too many to acknowledge. False if that failed.

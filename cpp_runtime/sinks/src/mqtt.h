@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "counter.h"
 #include "sender.h"
 
 struct mosquitto;
@@ -16,10 +17,11 @@ namespace edgepack::sinks {
 
 /// Lines to a broker of MQTT 3.1.1, at least once each (QoS 1), in order. What the broker keeps:
 /// whether the device is there ("online", "offline" by its last will), how many of some classes are
-/// seen, and what Home Assistant has to know of that.
+/// seen, what counters say, and what Home Assistant has to know of that.
 class MqttSender : public Sender {
  public:
-  MqttSender(SinkConfig config, std::string bundle);
+  /// `counters` outlive it.
+  MqttSender(SinkConfig config, std::string bundle, std::vector<const Counter*> counters);
   ~MqttSender() override;
 
   void Run() override;
@@ -36,13 +38,18 @@ class MqttSender : public Sender {
   std::string Session();
   std::string Begin();
   void Greet();
+  void Announce(const std::string& name, const std::string& topic, const std::string& key,
+                const char* state_class);
   bool PublishMore();
   bool Keep(const std::string& topic, const std::string& payload);
   void TellState();
+  void Tell(const std::string& topic, std::string now, std::string* told);
   void Leave();
   [[nodiscard]] std::string CountsNow();
 
   std::string bundle_;
+  std::vector<const Counter*> counters_;
+  std::vector<std::string> told_of_counters_;
   std::unique_ptr<mosquitto, Free> client_;
   int answer_ = -1;  // to the connection
   int gone_ = 0;

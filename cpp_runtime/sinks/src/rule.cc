@@ -14,7 +14,7 @@ bool Rule::IsWanted(const Detection& detection) const {
   return detection.label == config_.seen && detection.score > config_.score;
 }
 
-/// Whether a track that is seen now has been for long enough.
+/// Whether tracks that are in view have been for long enough, of which one is seen now.
 bool Rule::SeeTracks(double now, const std::vector<Detection>& detections) {
   const auto is_gone = [&](const Seen& seen) { return now - seen.last > kGapS; };
   tracks_.erase(std::remove_if(tracks_.begin(), tracks_.end(), is_gone), tracks_.end());
@@ -30,19 +30,26 @@ bool Rule::SeeTracks(double now, const std::vector<Detection>& detections) {
     seen->last = now;
     long_enough = long_enough || now - seen->since >= config_.for_s;
   }
-  return long_enough;
+  return long_enough && std::count_if(tracks_.begin(), tracks_.end(), [&](const Seen& seen) {
+                          return now - seen.since >= config_.for_s;
+                        }) >= config_.least;
 }
 
-bool Rule::See(double now, const std::vector<Detection>& detections) {
+bool Rule::SeeClass(double now, const std::vector<Detection>& detections) {
   const bool tracked = SeeTracks(now, detections);
-  const bool seen = std::any_of(detections.begin(), detections.end(), [&](const Detection& one) {
-    return one.track == 0 && IsWanted(one);
-  });
+  const bool seen = std::count_if(detections.begin(), detections.end(), [&](const Detection& one) {
+                      return one.track == 0 && IsWanted(one);
+                    }) >= config_.least;
   if (!seen || (before_ && now - *before_ > std::max(kGapS, config_.for_s))) since_.reset();
   before_ = now;
   if (seen && !since_) since_ = now;
-  if (!tracked && !(seen && now - *since_ >= config_.for_s)) return false;
-  if (done_ && now - *done_ < config_.every_s) return false;
+  return tracked || (seen && now - *since_ >= config_.for_s);
+}
+
+bool Rule::See(double now, const std::vector<Detection>& detections) {
+  const bool due = counter_ != nullptr ? counter_->crossed(config_.crossing->direction) > 0
+                                       : SeeClass(now, detections);
+  if (!due || (done_ && now - *done_ < config_.every_s)) return false;
   done_ = now;
   return true;
 }

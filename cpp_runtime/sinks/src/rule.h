@@ -5,17 +5,19 @@
 #include <vector>
 
 #include "config.h"
+#include "counter.h"
 #include "detections.h"
 
 namespace edgepack::sinks {
 
-/// Says when something has been seen for long enough, and not too often. Of things that are tracked
-/// one and the same has to be seen for so long; a track may be missed for a moment.
+/// Says when enough has been seen for long enough, or a line was crossed, and not too often. Of
+/// things that are tracked each has to be seen for so long; a track may be missed for a moment.
 class Rule {
  public:
-  Rule(const RuleConfig& config) : config_(config) {}
+  /// `counter` is what a rule about a crossing names.
+  Rule(const RuleConfig& config, const Counter* counter) : config_(config), counter_(counter) {}
 
-  /// Whether it is time now, in seconds; a line has these.
+  /// Whether it is time now, in seconds; a line has these, which the counter has seen.
   bool See(double now, const std::vector<Detection>& detections);
 
   static constexpr std::size_t kMostTracks = 1000;
@@ -28,9 +30,11 @@ class Rule {
   };
 
   [[nodiscard]] bool IsWanted(const Detection& detection) const;
+  bool SeeClass(double now, const std::vector<Detection>& detections);
   bool SeeTracks(double now, const std::vector<Detection>& detections);
 
   const RuleConfig& config_;
+  const Counter* counter_;
   std::optional<double> since_;
   std::optional<double> before_;  // the last line
   std::optional<double> done_;
