@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -93,12 +94,37 @@ def carry_out(
 
 def print_plan(fleet: Fleet, plan: RolloutPlan, console: Console) -> None:
     """The plan, with all devices in it as JSON."""
-    rows = [
-        {**device.to_dict(), "wave": wave.name} for wave in plan.waves for device in wave.members
-    ]
-    console.data(
-        {"fleet": fleet.name, **plan.to_dict(), "list": rows}, "\n".join(_plan_lines(fleet, plan))
+    console.lines(_plan_json(fleet, plan) if console.as_json else _plan_lines(fleet, plan))
+
+
+def _plan_json(fleet: Fleet, plan: RolloutPlan) -> Iterator[str]:
+    """A JSON document line by line: of a million devices it is larger than they are."""
+    head = {
+        "fleet": fleet.name,
+        "devices": plan.total,
+        "todo": plan.todo,
+        "boards": dict(plan.boards()),
+    }
+    yield json.dumps(head, indent=2)[:-2] + ',\n  "waves": ['
+    for number, wave in enumerate(plan.waves):
+        start = json.dumps({"wave": wave.name, "devices": wave.total})
+        yield f'{", " if number else "    "}{start[:-1]}, "todo": ['
+        yield from _separated(json.dumps(device.name) for device in wave.devices)
+        yield "    ]}"
+    yield '  ],\n  "list": ['
+    yield from _separated(
+        json.dumps({**device.to_dict(), "wave": wave.name})
+        for wave in plan.waves
+        for device in wave.members
     )
+    yield "  ]\n}"
+
+
+def _separated(lines: Iterable[str]) -> Iterator[str]:
+    comma = "      "
+    for line in lines:
+        yield comma + line
+        comma = "    , "
 
 
 def print_report(report: FleetReport, console: Console, html: Path | None) -> None:

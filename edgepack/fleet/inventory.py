@@ -125,14 +125,17 @@ class Inventory:
         """
         order = self._ranks()
         above = {name: self._above(name) for name in self.groups}
-        member: dict[str, list[str]] = {name: [] for name in self.hosts}
+        member: dict[str, tuple[str, ...]] = dict.fromkeys(self.hosts, ())
+        # Of a million hosts most are in the same groups, and have one tuple.
+        known: dict[tuple[str, ...], tuple[str, ...]] = {}
         for name, group in self.groups.items():
             for host in group.hosts:
-                member[host].append(name)
+                more = (*member[host], name)
+                member[host] = known.setdefault(more, more)
         shared: dict[tuple[str, ...], tuple[tuple[str, ...], dict[str, Any]]] = {}
         devices = []
         for host, own in self.hosts.items():
-            direct = tuple(member[host])
+            direct = member[host]
             if direct not in shared:
                 names = {name for group in direct for name in above[group]} | {ALL}
                 groups = tuple(sorted(names & order.keys(), key=order.__getitem__))
@@ -303,7 +306,8 @@ def _host(name: str) -> str:
     try:
         return str(ipaddress.ip_address(name))
     except ValueError:
-        return name.lower().removesuffix(".")
+        usual = name.lower().removesuffix(".")
+        return name if name == usual else usual  # one text rather than two that are equal
 
 
 def _hop(text: str) -> tuple[str | None, str, int]:

@@ -7,8 +7,10 @@ import re
 import string
 from collections.abc import Iterator, Sequence
 
+from edgepack.fleet.bounds import MAX_MEMBERS
+
 _RANGE = re.compile(r"\[([^\[\]:]*):([^\[\]:]*)(?::([^\[\]:]*))?\]")
-MAX_NAMES = 100_000
+MAX_NAMES = MAX_MEMBERS
 _LONGEST = 1000  # letters of what stands for one name or many
 
 

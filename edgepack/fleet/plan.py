@@ -144,22 +144,6 @@ class RolloutPlan:
         """How many devices to be done there are of each board."""
         return Counter(str(device.board) for wave in self.waves for device in wave.devices)
 
-    def to_dict(self) -> dict[str, Any]:
-        """For --json."""
-        return {
-            "devices": self.total,
-            "todo": self.todo,
-            "boards": dict(self.boards()),
-            "waves": [
-                {
-                    "wave": wave.name,
-                    "devices": wave.total,
-                    "todo": [device.name for device in wave.devices],
-                }
-                for wave in self.waves
-            ],
-        }
-
 
 def make_plan(
     devices: Sequence[FleetDevice],
