@@ -119,8 +119,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "publish": (
         "edgepack publish apt repository --key packages@example.org --phase 5 --add dist/*.deb",
+        "edgepack publish oci oci://registry.example/shop/flowers:stable --quadlet units",
         "edgepack publish model oci://registry.example/shop/flowers:v3",
-        "edgepack publish apt repository --key packages@example.org --stop",
     ),
     "matrix": (
         "edgepack matrix --board rasp3b --board rasp4b-64",

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgepack.base.errors import UsageError
 from edgepack.cli.console import Console
-from edgepack.cli.options import add_common, positive
+from edgepack.cli.options import add_common, board_files, check_writable, positive
+
+if TYPE_CHECKING:
+    from edgepack.boards import Board
+    from edgepack.bundle.bundle import Bundle
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +77,43 @@ def add(parser: argparse.ArgumentParser) -> None:
     model.add_argument("name", metavar="oci://REGISTRY/NAME[:TAG]")
     model.add_argument("--project", type=Path, metavar="FILE", help="default: edgepack.toml")
     model.set_defaults(run=run_model)
+    images = kinds.add_parser(
+        "oci",
+        help="images of all boards under one name in an OCI registry",
+        description="Put an image for each board under one name into a registry, by skopeo; podman "
+        "and docker take the one of their platform. Layers that are there are not sent again.",
+    )
+    images.add_argument("name", metavar="oci://REGISTRY/NAME[:TAG]")
+    images.add_argument("--project", type=Path, metavar="FILE", help="default: edgepack.toml")
+    images.add_argument(
+        "--board",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="for this board, too (repeatable; default: the project's own)",
+    )
+    images.add_argument(
+        "--bundle",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="DIR",
+        help="a bundle that `package` made, instead of the project (repeatable)",
+    )
+    images.add_argument(
+        "--pem-key",
+        type=Path,
+        metavar="FILE",
+        help="EC private key (P-256) that signs index and images as cosign does",
+    )
+    images.add_argument(
+        "--quadlet",
+        type=Path,
+        metavar="DIR",
+        help="also write a unit for podman into this folder: the device follows the name, and goes "
+        "back by itself if a new release fails its smoke test there",
+    )
+    images.set_defaults(run=run_oci)
     for kind in kinds.choices.values():
         add_common(kind)
 
@@ -90,6 +133,82 @@ def run_model(args: argparse.Namespace, console: Console) -> int:
     named = [str(one.relative_to(folder)) for one in files]
     console.data({"address": address, "files": named}, "\n".join([*named, f"in       {address}"]))
     return 0
+
+
+def run_oci(args: argparse.Namespace, console: Console) -> int:
+    """Make the bundles if none are named, push their images, and write the unit."""
+    from edgepack.formats import quadlet, registry
+    from edgepack.model.sources import oci
+
+    scheme, _, name = args.name.partition("://")
+    if scheme != "oci":
+        raise UsageError(f"{args.name}: not an address of a registry", hint=oci.HINT)
+    if args.quadlet is not None:
+        check_writable(args.quadlet, "--quadlet")
+    bundles, boards = _bundles(args, name, console)
+    unit, text = None, ""
+    if args.quadlet is not None:
+        image = oci.RegistryName.parse(name).at().removeprefix("docker://")
+        text = quadlet.unit([bundle.manifest for bundle in bundles.values()], image)
+        first = next(iter(bundles.values()))
+        unit = args.quadlet / quadlet.file_name(first.manifest)
+    published = registry.publish(bundles, boards, name, args.pem_key)
+    if unit is not None:
+        args.quadlet.mkdir(parents=True, exist_ok=True)
+        unit.write_text(text)
+    rows = [
+        {
+            "board": board,
+            "platform": published.platforms[board],
+            "release": bundles[board].manifest.release,
+            "image": image,
+        }
+        for board, image in published.images.items()
+    ]
+    width = max(len(board) for board in bundles)
+    lines = [
+        f"{row['board']:<{width}}  {row['platform']}  {row['release']}  {row['image']}"
+        for row in rows
+    ]
+    if unit is not None:
+        lines.append(f"unit     {unit}")
+    lines.append(f"signed   {'yes' if published.signed else 'no: --pem-key signs'}")
+    lines.append(f"in       {published.address}")
+    console.data(
+        {
+            "address": published.address,
+            "images": rows,
+            "signed": published.signed,
+            "quadlet": None if unit is None else str(unit),
+        },
+        "\n".join(lines),
+    )
+    return 0
+
+
+def _bundles(
+    args: argparse.Namespace, name: str, console: Console
+) -> tuple[dict[str, Bundle], dict[str, Board]]:
+    """Those that are named, or the project's for each board."""
+    from edgepack.boards import load_boards
+    from edgepack.fleet.build import build_bundles, open_bundles
+    from edgepack.flow.job import board_of
+    from edgepack.flow.project import PROJECT_FILE, load_project
+    from edgepack.formats import registry
+
+    if args.bundle:
+        if args.board or args.project:
+            raise UsageError("--bundle: a bundle names its board; leave out --board and --project")
+        boards = load_boards(board_files(args))
+        bundles = open_bundles(args.bundle, boards, [])
+        registry.check([boards[board] for board in bundles], name, args.pem_key)
+        return bundles, boards
+    project = load_project(args.project or Path(PROJECT_FILE))
+    project = replace(project, boards=(*project.boards, *board_files(args)))
+    names = dict.fromkeys(args.board or [project.need_board()])
+    boards = {board: board_of(replace(project, board=board)) for board in names}
+    registry.check(list(boards.values()), name, args.pem_key)
+    return build_bundles(project, list(boards.values()), progress=console), boards
 
 
 def run_apt(args: argparse.Namespace, console: Console) -> int:

@@ -236,7 +236,13 @@ def test_skopeo_and_umoci_read_the_image(tmp_path: Path) -> None:
     image = f"oci-archive:{made[0].path}"
     inspected = json_of([skopeo, "inspect", image])
     assert (inspected["Os"], inspected["Architecture"]) == ("linux", "arm")
-    assert inspected["Labels"] == {"edgepack.board": "rasp3b"}
+    assert inspected["Labels"] == {
+        "edgepack.board": "rasp3b",
+        "edgepack.model": "tiny",
+        "edgepack.model-sha256": bundle.manifest.model.sha256,
+        "edgepack.release": bundle.manifest.release,
+        "edgepack.version": "3",
+    }
     config = json_of([skopeo, "inspect", "--config", image])
     assert config["config"]["User"] == "65534:65534"
     # skopeo checks every digest on the way.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,9 +21,10 @@ from edgepack.flow.monitor import photos_to_compare_with
 from edgepack.flow.project import load_project
 from edgepack.model.errors import SourceError
 from edgepack.model.sources import local_model, oci, source_of
-from tests.boards import own_cache, unpacked
+from tests import registries
+from tests.boards import own_cache
 from tests.onnx_models import Builder
-from tests.support import free_port, require_tool
+from tests.support import free_port
 
 PROJECT = """
 [project]
@@ -37,30 +36,8 @@ labels = "labels.txt"
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """host:port of a registry on this machine, over plain HTTP."""
-    # Not installed: as a service it would listen on all addresses of this machine.
-    root = unpacked("docker-registry", ["docker-registry"], suite="bookworm", arch="amd64")
-    program = root / "usr/bin/docker-registry"
-    require_tool("skopeo")
-    folder, where = tmp_path_factory.mktemp("registry"), f"127.0.0.1:{free_port()}"
-    (folder / "config.yml").write_text(
-        "version: 0.1\nlog: {level: error}\n"
-        f"storage: {{filesystem: {{rootdirectory: {folder / 'kept'}}}}}\n"
-        f"http: {{addr: '{where}', secret: x}}\n"
-    )
-    with subprocess.Popen(
-        [program, "serve", folder / "config.yml"], stderr=subprocess.DEVNULL
-    ) as server:
-        try:
-            for _ in range(600):
-                try:
-                    urllib.request.urlopen(f"http://{where}/v2/", timeout=1).close()
-                    break
-                except OSError:
-                    time.sleep(0.1)
-            yield where
-        finally:
-            server.kill()
+    with registries.registry(tmp_path_factory.mktemp("registry")) as where:
+        yield where
 
 
 @pytest.fixture
@@ -156,7 +133,7 @@ def test_what_is_not_there(registry: str, capsys: pytest.CaptureFixture[str]) ->
         with pytest.raises(SourceError, match=words):
             local_model(f"oci://{name}")
     for name in ("shop", "UPPER/Case:1", f"{registry}/a@sha256:12", f"{registry}/../a", "-o/x y"):
-        with pytest.raises(UsageError, match="not a model of a registry"):
+        with pytest.raises(UsageError, match="not a name in a registry"):
             local_model(f"oci://{name}")
     assert main(["publish", "model", "ftp://x/y"]) == 2
     assert "not an address of a registry" in capsys.readouterr().err

@@ -13,11 +13,11 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from edgepack.base.errors import UsageError
+from edgepack.base.errors import EdgepackError, UsageError
 from edgepack.base.process import Finished, run
 from edgepack.base.tables import Table, parse_json
 from edgepack.base.tools import look_for
@@ -59,10 +59,14 @@ class RegistryName:
         """Of "registry/name:tag". Raises `UsageError`."""
         match = _NAME.fullmatch(text)
         if match is None or len(match["path"]) > 255:
-            raise UsageError(f"oci://{text[:300]}: not a model of a registry", hint=HINT)
+            raise UsageError(f"oci://{text[:300]}: not a name in a registry", hint=HINT)
         digest = match["digest"] or ""
         tag = "" if digest else match["tag"] or "latest"
         return RegistryName(host=match["host"], path=match["path"], tag=tag, digest=digest)
+
+    def with_tag(self, tag: str) -> RegistryName:
+        """Another tag of the same repository."""
+        return replace(self, tag=tag, digest="")
 
     def at(self, digest: str = "") -> str:
         """As skopeo's transport names it, by a digest if one is given."""
@@ -106,7 +110,7 @@ def find(name: str) -> Wanted:
     def fetch(folder: Path) -> Sequence[Path]:
         got = folder / ".fetched"
         words = ["copy", "--quiet", *reference.tls("src-tls-verify"), reference.at(digest)]
-        run_skopeo([*words, f"dir:{got}"], uri, _ASK_S + total / _SLOWEST_BYTES_S)
+        run_skopeo([*words, f"dir:{got}"], uri, copy_limit_s(total))
         for file, layer in files.items():
             blob = got / layer.digest.removeprefix("sha256:")
             if blob.is_symlink() or not blob.is_file() or sha256_of(blob) != blob.name:
@@ -205,10 +209,17 @@ def push(folder: Path, files: Sequence[Path], name: str) -> str:
         }
         (layout / "index.json").write_text(json.dumps(index))
         (layout / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
-        words = ["copy", "--quiet", *reference.tls("dest-tls-verify"), f"oci:{layout}"]
         total = sum(layer["size"] for layer in layers if isinstance(layer["size"], int))
-        run_skopeo([*words, reference.at()], str(reference), _ASK_S + total / _SLOWEST_BYTES_S)
+        send(layout, reference, total)
     return f"oci://{reference.host}/{reference.path}@{document['digest']}"
+
+
+def send(
+    layout: Path, reference: RegistryName, size_bytes: int, *, options: Sequence[str] = ()
+) -> None:
+    """Put the image layout `layout` into a registry. Raises `SourceError`."""
+    words = ["copy", "--quiet", *options, *reference.tls("dest-tls-verify"), f"oci:{layout}"]
+    run_skopeo([*words, reference.at()], str(reference), _ASK_S + size_bytes / _SLOWEST_BYTES_S)
 
 
 def _kept(blobs: Path, data: bytes) -> dict[str, Any]:
@@ -217,19 +228,27 @@ def _kept(blobs: Path, data: bytes) -> dict[str, Any]:
     return {"digest": f"sha256:{digest}", "size": len(data)}
 
 
-def run_skopeo(words: Sequence[str], where: str, timeout_s: float) -> Finished:
-    """Run it; what it says in our words. Raises `SourceError`."""
+def run_skopeo(
+    words: Sequence[str],
+    where: str,
+    timeout_s: float,
+    error: type[EdgepackError] = SourceError,
+) -> Finished:
+    """Run it; what it says in our words. Raises `error`."""
     program = look_for("skopeo")
     if program is None:
-        raise SourceError(
-            "oci://: the program skopeo is not installed", hint="sudo apt install skopeo"
-        )
-    done = run([program, *words], timeout_s=timeout_s, check=False, error=SourceError)
+        raise error("oci://: the program skopeo is not installed", hint="sudo apt install skopeo")
+    done = run([program, *words], timeout_s=timeout_s, check=False, error=error)
     if done.returncode == 0:
         return done
     said = " ".join(done.stderr.split())[-300:]
     if re.search("manifest unknown|name unknown|not found", said):
-        raise SourceError(f"{where}: not there: {said}")
+        raise error(f"{where}: not there: {said}")
     if re.search("unauthorized|denied|authentication required", said):
-        raise SourceError(f"{where}: not for you: {said}", hint="skopeo login REGISTRY")
-    raise SourceError(f"{where}: the registry cannot be asked: {said}")
+        raise error(f"{where}: not for you: {said}", hint="skopeo login REGISTRY")
+    raise error(f"{where}: the registry cannot be asked: {said}")
+
+
+def copy_limit_s(size: int) -> float:
+    """How long a transfer of that many bytes may take."""
+    return _ASK_S + size / _SLOWEST_BYTES_S
