@@ -293,7 +293,7 @@ HttpAccess AccessOf(const Options& options) {
 }
 
 const char* HelpText() {
-  return R"(Runs a compiled model of an edgepack bundle.
+  return R"(Run the compiled model of an edgepack bundle.
 
 usage: edgepack-run (--image FILE | --images WHERE | --frames FORMAT | --camera DEVICE |
                      --watch FOLDER | --serve ADDRESS | --input FILE ... | --golden |
@@ -301,72 +301,75 @@ usage: edgepack-run (--image FILE | --images WHERE | --frames FORMAT | --camera 
 
   --bundle DIR         the bundle; default: the folder above the program's own bin/
   --image FILE         a JPEG or PNG photo, preprocessed by the bundle's preprocess.json; repeat for
-                       a model that takes several at a time: of fewer the last fills its batch
+                       a model with a batch: if there are fewer, the last photo fills the batch
   --input FILE         a tensor, .npy or raw bytes; repeat for a model with several inputs
-  --golden             the bundle's golden input, compared with its golden output
-  --load-only          load all that the bundle holds, as for a run, and run nothing
-  --watch FOLDER       each photo that comes into it, until SIGTERM: a line of JSON for each
-  --results FILE       with --watch: append the lines to this file instead of printing them, and
-                       catch up after a restart; above 16 MB it becomes FILE.1. FILE.begun
-                       counts starts: a photo that ended the program twice gets an error
-  --images WHERE       a folder, a pattern such as '/photos/*.jpg', or -: a path on each line of
-                       stdin. A line of JSON for each photo, and one at the end with counts
-  --frames FORMAT      the same of frames on stdin: mjpeg (what rpicam-vid --codec mjpeg and ffmpeg
-                       -f mjpeg write), rgb24, bgr24, gray, yuyv. Broken ones are counted and left
-                       out
-  --camera DEVICE      the same of a V4L2 device, such as /dev/video0: the newest frame always, mjpeg
-                       or yuyv, the first that it has or --frames. --at-end tells what follows
-                       when it is unplugged
-  --fps N              frames that the camera is asked for in a second
-  --track N            boxes get the number of a track, which stays with what moves; what is missed
-                       in more than N frames in a row gets another one
-  --size WIDTHxHEIGHT  of frames; of mjpeg those of another size are broken
+  --golden             run the bundle's smoke test: its input, compared with its expected output
+  --load-only          load all files of the bundle as for a run, but do not run the model
+  --watch FOLDER       run each new photo in FOLDER, until SIGTERM; print a line of JSON for each
+  --results FILE       with --watch: append the lines to FILE instead of printing them, and run
+                       missed photos after a restart; above 16 MB, FILE becomes FILE.1.
+                       FILE.begun counts attempts: a photo that crashed the program twice gets
+                       an error
+  --images WHERE       photos: a folder, a pattern such as '/photos/*.jpg', or - for paths on stdin,
+                       one per line. Prints a line of JSON for each photo, and counts at the end
+  --frames FORMAT      frames on stdin: mjpeg (as from rpicam-vid --codec mjpeg or ffmpeg
+                       -f mjpeg), rgb24, bgr24, gray, yuyv. Prints lines like --images. Broken
+                       frames are counted and skipped
+  --camera DEVICE      frames of a V4L2 device, such as /dev/video0: always the newest frame. The
+                       format is mjpeg, else yuyv, or that of --frames. --at-end says what to do
+                       if the camera is unplugged
+  --fps N              frames per second to request from the camera
+  --track N            give each box the number of a track: an object keeps its number while it
+                       moves, unless it is missed in more than N frames in a row
+  --size WIDTHxHEIGHT  size of the frames; mjpeg frames of another size count as broken
   --from FILE          read the frames from this pipe, device or file instead
-  --at-end WHAT        when --from ends: exit; wait for the pipe's next writer; retry: open it
-                       again, after 0.1 s, then twice as long, at most 30 s
-  --out FILE           with --images, --frames and --camera: append the lines to this file instead of
-                       printing them, or send them to unix:PATH, a socket somebody listens on;
-                       lines that nobody takes are counted as lost
-  --rotate SIZE        above this size (16M) FILE becomes FILE.1, that FILE.2 ...
-  --keep N             of which this many stay (1)
-  --preview ADDRESS    a page with the pictures and what was found, as MJPEG over HTTP, and /metrics:
-                       PORT of this machine alone, HOST:PORT or unix:PATH
-  --metrics FILE       with --serve, --watch, --images, --frames and --camera: what /metrics says,
-                       every 10 s, for `edgepack-device metrics` and Prometheus' node exporter
-  --sinks WHAT         send the lines to the bundle's sinks and actions, too. WHAT is something that
-                       these touch, for whoever starts a service (any); repeat for more
-  --newest             never wait for a frame's result: the frames before the newest are dropped
-  --serve ADDRESS      answer requests over HTTP until SIGTERM, by version 2 of the open inference
-                       protocol (KServe's, Triton's): PORT of this machine alone, HOST:PORT, or
-                       unix:PATH. A photo may be posted, too; /metrics is for Prometheus
+  --at-end WHAT        what to do when --from ends: exit; wait: for the pipe's next writer; retry:
+                       open it again, after 0.1 s, then twice as long, at most 30 s
+  --out FILE           with --images, --frames and --camera: append the lines to FILE instead of
+                       printing them, or send them to the socket unix:PATH; lines without a
+                       listener are counted as lost
+  --rotate SIZE        above this size (16M) FILE becomes FILE.1, FILE.1 becomes FILE.2, and so on
+  --keep N             number of these older files to keep (1)
+  --preview ADDRESS    serve a page with the pictures and results, as MJPEG over HTTP, and /metrics;
+                       ADDRESS is PORT (this machine only), HOST:PORT or unix:PATH
+  --metrics FILE       with --serve, --watch, --images, --frames and --camera: write the metrics to
+                       FILE every 10 s, for `edgepack-device metrics` and the node exporter
+  --sinks WHAT         also send the lines to the bundle's sinks and actions. WHAT is a resource
+                       that these use, for the service's permissions (connect=HOST, write=FOLDER,
+                       ...), or none; repeat for more
+  --newest             always take the newest frame, and drop older ones
+  --serve ADDRESS      answer HTTP requests until SIGTERM, by version 2 of the open inference
+                       protocol (as KServe and Triton); ADDRESS is PORT (this machine only),
+                       HOST:PORT or unix:PATH. Photos may be posted, too; /metrics is for
+                       Prometheus
   --queue N            requests that may wait for the model (8); others get status 429
-  --host NAME          with --serve or --preview: a name by which it is asked, besides localhost,
-                       this machine's own and addresses; repeat for more
-  --token-file FILE    with --serve or --preview: each request has to show the token in this file,
-                       as "Authorization: Bearer TOKEN" or as a password
+  --host NAME          with --serve or --preview: accept requests to this host name, besides
+                       localhost, this machine's name and IP addresses; repeat for more
+  --token-file FILE    with --serve or --preview: each request must have the token in FILE, as
+                       "Authorization: Bearer TOKEN" or as a password
   --output FILE        write an output as .npy; repeat for several
   --expected FILE      compare an output with this .npy; repeat for several
   --dump CALL:TENSOR:FILE
-                       write a tensor of graph.json as .npy when a call is done, both by number:
-                       the result of a layer; repeat for several
-  --tolerance T        largest error over largest reference value that is ok (1e-4)
+                       write tensor number TENSOR of graph.json as .npy after call number CALL, to
+                       see a layer's result; repeat for several
+  --tolerance T        largest error that passes, relative to the largest reference value (1e-4)
   --top N              print the N best classes (5, if the output is one vector of scores)
-  --bench N            time N runs, after
-  --warmup N           this many that are not timed (3)
-  --profile            with --bench: after each timed run another one, timed layer by layer
-  --threads N          default: one per core of the fastest kind
-  --affinity WHERE     big, little, all, none, or CPU numbers such as 0,2-3
-  --json               one JSON object instead of words
+  --bench N            time N runs
+  --warmup N           runs before them that are not timed (3)
+  --profile            with --bench: after each timed run, time another run layer by layer
+  --threads N          number of threads; default: one per core of the fastest kind
+  --affinity WHERE     cores to use: big, little, all, none, or CPU numbers such as 0,2-3
+  --json               print one JSON object instead of text
   --save-resized FILE  write the resized and cropped photo as .npy (HWC)
   --save-tensor FILE   write the model's input as .npy
-  --save-crops DIR     with --image: write what each stage saw, STAGE.BOX.npy
+  --save-crops DIR     with --image: write the input of each stage to STAGE.BOX.npy
   --preprocess-only    do not run the model
-  --draw FILE          with --image: the photo with its boxes and labels, points, masks or classes,
-                       as .png or .jpg
-  --mask FILE          with --image: the class of each pixel as a gray .png, 255 for none
-  --postprocess FILE   do not run the model either: an output of it, .npy; repeat for each that
-                       the bundle's postprocess.json takes
-                       (--size is that of the photo that the outputs are of)
+  --draw FILE          with --image: write the photo with boxes and labels, points, masks or
+                       classes, as .png or .jpg
+  --mask FILE          with --image: write the class of each pixel as a grey .png, 255 for none
+  --postprocess FILE   do not run the model: FILE is one of its outputs, .npy; repeat for each
+                       output that the bundle's postprocess.json takes. --size is the size of
+                       the photo
   --version, --help
 
 exit codes: 0 ok, 1 a bug, 2 usage or image, 3 tensor does not fit the model, 5 damaged bundle,

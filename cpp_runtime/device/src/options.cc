@@ -60,56 +60,56 @@ const char* HelpText() {
 
 usage: edgepack-device COMMAND [options]
 
-  install [BUNDLE]     a folder or .tar.gz; default: the folder this program lies in
-  activate ID          make an installed release current, if it passes its test
-  rollback             the same with the release before the current one, or --to ID
+  install [BUNDLE]     install a folder or .tar.gz; default: the folder of this program
+  activate ID          make an installed release current, and keep it if it passes its test
+  rollback             activate the previous release, or the one of --to ID
   prune                remove all but the current, the previous and the newest releases
-  verify [ID]          read every byte of a release, or of all
-  status               what is current, since when, by whom, and how it is
-  metrics              the same and what the app says, for Prometheus
-  recover              end what a crash or power cut interrupted
-  repair               bring back what a rotten card damaged, and say what was lost
-  run [-- WORDS]       verify the current release and become its edgepack-run
-  run --supervise      keep it running as a service, until SIGTERM
-  service status       whether one runs that has --lock; its process
-  service stop         end it
-  trust show           whose bundles are taken here
-  trust set FILE       take those of these signers (OpenSSH's allowed_signers)
-  trust update FILE    the same, if the signers before signed it: FILE.sig
-  chunks FILE          where a file is cut into chunks: offset, size and hash
-  receive              the other end of `edgepack deploy`
+  verify [ID]          check the hashes of all files of a release, or of all releases
+  status               print the current release, since when, by whom, and its last test
+  metrics              print the status and the app's metrics, for Prometheus
+  recover              finish or undo an operation that a crash or power cut interrupted
+  repair               restore files that a failing card damaged, and list the lost ones
+  run [-- WORDS]       verify the current release and start its edgepack-run with WORDS
+  run --supervise      keep edgepack-run running as a service, until SIGTERM
+  service status       print whether the service that holds --lock runs, and its process
+  service stop         stop that service
+  trust show           print the signers whose bundles this device accepts
+  trust set FILE       replace these signers (FILE as OpenSSH's allowed_signers)
+  trust update FILE    replace them if the present signers signed FILE, in FILE.sig
+  chunks FILE          print the chunks of a file: offset, size and hash
+  receive              the device's side of `edgepack deploy`
 
-  --root DIR           the releases; default: the folder this program is installed in;
-                       for install ~/edgepack/<name>
-  --json               one JSON object instead of words
-  --wait S             for somebody else's lock (60)
-  --keep N             releases that stay (3)
-  --user NAME          run --supervise: the account, when root starts it
-  --writable DIR       run --supervise, by root: what that account may write to; again for each
-  --group NAME         run --supervise, by root: a group that account is in then; again for each
-  --reads PATH         run --supervise --check: what that account must be able to read, if it is
-                       there, or of a device to write, too; again for each
-  --low-ports          run --supervise, by root: that account may listen on ports below 1024
-  --owner NAME         run --supervise, recover: whose the releases are, when root starts it
-  --log FILE           run --supervise: at most two files of 1 MB instead of stderr
-  --lock FILE          run --supervise: held while it runs; a second one ends at once
-  --respawn            run --supervise: start it again when it is killed
-  --check              run --supervise: only say whether it could run
-  --textfile DIR       metrics: write them to DIR/edgepack-<name>.prom, for the textfile
-                       collector of Prometheus' node exporter
-  --timer              metrics --textfile: have systemd do so every 30 s, as this user
-  --app FILE           metrics: what edgepack-run --metrics writes, if not as the service's args say
-  --by NAME            who does it; default: the user
-  --signers FILE       install: pin these signers, if none are
+  --root DIR           folder of the releases; default: where this program is installed;
+                       for install: ~/edgepack/<name>
+  --json               print one JSON object instead of text
+  --wait S             seconds to wait for another command's lock (60)
+  --keep N             number of releases to keep (3)
+  --user NAME          run --supervise, by root: the app's account
+  --writable DIR       run --supervise, by root: a folder the app may write to; repeat for more
+  --group NAME         run --supervise, by root: an extra group for the app; repeat for more
+  --reads PATH         run --supervise --check: a path that the app must be able to read if it
+                       exists, and to write if it is a device; repeat for more
+  --low-ports          run --supervise, by root: the app may listen on ports below 1024
+  --owner NAME         run --supervise or recover, by root: the account that owns the releases
+  --log FILE           run --supervise: log to FILE instead of stderr, at most two files of 1 MB
+  --lock FILE          run --supervise: lock FILE, so that a second supervisor ends at once
+  --respawn            run --supervise: start the supervisor again if it is killed
+  --check              run --supervise: only check whether the app could run
+  --textfile DIR       metrics: write to DIR/edgepack-<name>.prom, for the textfile collector of
+                       Prometheus' node exporter
+  --timer              metrics --textfile: install a systemd timer of this user, every 30 s
+  --app FILE           metrics: the file of edgepack-run --metrics; default: from the service's args
+  --by NAME            name to record as the operator; default: the user
+  --signers FILE       install: pin these signers, if none are pinned yet
   --name NAME          install: refuse a bundle of another name
-  --allow-downgrade    install: an older version than was active before
-  --no-activate        install: only put it there
-  --retest             install: test it even if it passed before
-  --dry-run            prune: only say what it would remove
+  --allow-downgrade    install: accept a lower version than the highest so far
+  --no-activate        install: do not make the release current
+  --retest             install: test the release even if it passed before
+  --dry-run            prune: print what would be removed, and remove nothing
   --version, --help
 
 exit codes: 0 ok, 2 usage, 5 bundle refused, 7 device, disk, lock or user,
-            8 the test failed and the release before is current again, 9 the same by time limit
+            8 the test failed and the previous release is current again, 9 as 8, by time limit
 )";
 }
 
