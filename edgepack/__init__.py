@@ -6,22 +6,22 @@
     with edgepack.deploy(project="edgepack.toml") as deployed:
         print(deployed.run("cat.jpg").top)
 
-Functions, as the commands of the same names; `help(edgepack.deploy)` says more of each:
+The functions do the same as the commands of these names; `help(edgepack.deploy)` describes one:
 
-    init(model)            write a project file for a model, from what its file says
-    check(model, images)   what the reference sees in photos, on this machine
-    deploy(model)          compile, pack, upload, activate and test: a `Deployment`
-    connect(device)        what was deployed before: a `Deployment`
-    package(model)         a bundle, and a file that carries it
-    evaluate(model, images)  accuracy on labelled photos or rows, here and on the device
-    quantize(model, images)  a float model made one on 8-bit integers
-    compare(deployed)      each layer on the device beside the reference
-    tune(model)            faster kernels for a model, timed on the device
+    init(model)            write a project file for a model, from the model's file
+    check(model, images)   run the reference (onnxruntime) on photos, on this machine
+    deploy(model)          compile, pack, upload, activate and test; returns a `Deployment`
+    connect(device)        return the `Deployment` of a release that is on the device
+    package(model)         make a bundle, and a tarball, package or image of it
+    evaluate(model, images)  measure accuracy on labelled photos or rows, here and on the device
+    quantize(model, images)  convert a float model to 8-bit integers
+    compare(deployed)      compare each layer on the device with the reference
+    tune(model)            find faster kernels for a model, timed on the device
 
 A `Deployment` has run, session, bench, profile, status and rollback. Errors are subclasses of
 `EdgepackError`: `message` says what is wrong, and `hint` what to do.
 
-The steps of a deploy, one by one, for programs that do something between them:
+A program that does something between the steps of a deploy can call each step:
 
     project = load_project("edgepack.toml")
     job = make_job(project)
@@ -29,7 +29,7 @@ The steps of a deploy, one by one, for programs that do something between them:
     device = open_device("pi@192.168.1.20", job.board)
     report = deploy_bundle(bundle, device, "edgepack/flowers")
 
-All names are in docs/reference/api.md. They are imported when they are first used, so that
+All names are in docs/reference/api.md. Each is imported at its first use, so that
 `import edgepack` stays quick.
 """
 

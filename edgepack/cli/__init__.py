@@ -25,8 +25,8 @@ from edgepack.cli.signals import Stopped
 # The modules of this package that are a command, in the order of use, and what each does.
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "common commands": {
-        "init": "write a project file for a model, from what its file says",
-        "check": "run the reference on your photos, on this machine",
+        "init": "write a project file for a model, from the model's file",
+        "check": "run the reference (onnxruntime) on your photos, on this machine",
         "deploy": "compile, package, upload, activate and test: the main command",
         "run": "run the deployed model on a photo or a tensor",
         "status": "show which model runs on a device, since when, by whom, and its last smoke test",
@@ -39,22 +39,22 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "quantize": "convert a float model to 8-bit integers, calibrated on your photos",
         "tune": "find faster kernels for a model, on the device",
         "compile": "compile a model for a board's CPU",
-        "report": "write one page over all pages of a project",
-        "package": "make a bundle, and a file that carries it",
-        "sdk": "make a library for C, C++ and Python programs that run models themselves",
+        "report": "combine the HTML pages of a project into one page",
+        "package": "make a bundle, and a tarball, package or image of it",
+        "sdk": "make a library that runs models in your own C, C++ or Python program",
     },
     "on a device": {
         "rollback": "make an earlier release current again",
         "service": "run the deployed model at each boot",
         "logs": "print the log of the service on a device; -f follows it",
         "compare": "find the layer whose result on the device differs from onnxruntime's",
-        "prune": "remove releases that are not needed any more",
+        "prune": "remove old releases from a device",
         "repair": "restore files that a failing card damaged on a device",
     },
     "many devices": {
         "fleet": "work on many devices, in waves: plan, deploy, status, rollback, trust",
-        "publish": "put packages into a repository that devices update themselves from",
-        "matrix": "print the jobs of a CI: one for each project and board",
+        "publish": "publish packages, models or images in a repository or registry",
+        "matrix": "print a matrix of CI jobs: one for each project and board",
     },
     "signatures": {
         "keygen": "make a key that signs bundles, with ssh-keygen",
@@ -65,9 +65,9 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "this machine": {
         "boards": "list the board profiles",
         "board": "start, stop, list and use virtual boards",
-        "doctor": "list the tools a board needs, found or not",
-        "cache": "show or prune what is kept to be quick the next time",
-        "schema": "print the JSON Schema of a project file, a fleet or boards, for editors",
+        "doctor": "check whether the tools for a board are installed",
+        "cache": "show or prune edgepack's cache",
+        "schema": "print the JSON Schema of edgepack.toml, fleet.toml or boards.toml, for editors",
         "completion": "print completions for bash, zsh or fish",
     },
 }
@@ -180,7 +180,8 @@ def make_parser(words: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="edgepack",
         description="Take a trained ONNX model to a field board, and know that it works there.",
-        epilog=f"edgepack COMMAND --help has its options and examples\n\nexit codes:\n{codes}",
+        epilog="edgepack COMMAND --help prints the command's options and examples\n\n"
+        f"exit codes:\n{codes}",
     )
     parser.add_argument("--version", action="store_true", help="show edgepack's version")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)

@@ -34,11 +34,31 @@ def add(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_release(parser)
     add_device(parser, timeout_s=MEASURING_S)
-    parser.add_argument("-n", "--runs", type=runs, default=20, metavar="N", help="default: 20")
-    parser.add_argument("--warmup", type=runs_or_none, default=3, metavar="N", help="default: 3")
-    parser.add_argument("--threads", type=threads, metavar="N", help="default: the fastest cluster")
     parser.add_argument(
-        "--affinity", metavar="CPUS", help="big, little, all, none or a list such as 0,2-3"
+        "-n",
+        "--runs",
+        type=runs,
+        default=20,
+        metavar="N",
+        help="number of timed runs (default: 20)",
+    )
+    parser.add_argument(
+        "--warmup",
+        type=runs_or_none,
+        default=3,
+        metavar="N",
+        help="runs before them that are not timed (default: 3)",
+    )
+    parser.add_argument(
+        "--threads",
+        type=threads,
+        metavar="N",
+        help="number of threads (default: one per core of the fastest cluster)",
+    )
+    parser.add_argument(
+        "--affinity",
+        metavar="CPUS",
+        help="cores to use: big, little, all, none or a list such as 0,2-3",
     )
     parser.add_argument(
         "--profile", action="store_true", help="also time each layer, in N extra runs"
@@ -47,7 +67,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--compare",
         nargs=2,
         metavar=("A", "B"),
-        help="time two releases there in turns, N runs of each in ten rounds: how much faster is B",
+        help="time releases A and B on the device in turns, N runs of each in ten "
+        "rounds, and print how much faster B is",
     )
     add_html(parser)
     parser.set_defaults(run=run)

@@ -15,32 +15,36 @@ from edgepack.virtual import down, list_running, scp_command, ssh_command, ssh_c
 def add(parser: argparse.ArgumentParser) -> None:
     """The command's actions and their options."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    start = actions.add_parser("up", help="start a board, unless it runs already")
-    start.add_argument("name", help="board profile: see `edgepack boards`")
+    start = actions.add_parser("up", help="start a board, unless it is running")
+    start.add_argument("name", help="name of a board profile, listed by `edgepack boards`")
     start.add_argument(
         "--suite",
         choices=SUITES,
-        help="Debian release of its root file system; none: without any library",
+        help="Debian release of the root file system, or none: a system without libraries",
     )
     start.add_argument(
         "--kind",
         choices=("auto", "light", "system"),
         default="auto",
-        help="light: namespaces and user-mode emulation; system: a whole emulated machine",
+        help="light: namespaces and user-mode emulation; system: emulation of a whole machine",
     )
-    start.add_argument("--disk-mb", type=positive, metavar="N", help="size of its disk in MiB")
-    stop = actions.add_parser("down", help="stop a board and forget what was written to it")
-    stop.add_argument("name", help="running board")
+    start.add_argument(
+        "--disk-mb", type=positive, metavar="N", help="size of the board's disk in MiB"
+    )
+    stop = actions.add_parser("down", help="stop a board and delete its files")
+    stop.add_argument("name", help="name of a running board")
     actions.add_parser("list", help="list the running boards")
-    enter = actions.add_parser("ssh", help="log in, or run a command")
-    enter.add_argument("name", help="running board")
-    enter.add_argument("remote", nargs="*", metavar="COMMAND", help="after `--`")
-    config = actions.add_parser("ssh-config", help="print its block for ~/.ssh/config")
-    config.add_argument("name", help="running board")
-    copy = actions.add_parser("cp", help="copy files or folders to a board, or from it")
-    copy.add_argument("name", help="running board")
-    copy.add_argument("source", help="a path; one on the board begins with `:`")
-    copy.add_argument("target", help="a path; one on the board begins with `:`")
+    enter = actions.add_parser("ssh", help="log in to a board, or run a command on it")
+    enter.add_argument("name", help="name of a running board")
+    enter.add_argument(
+        "remote", nargs="*", metavar="COMMAND", help="command to run on the board, after `--`"
+    )
+    config = actions.add_parser("ssh-config", help="print a board's block for ~/.ssh/config")
+    config.add_argument("name", help="name of a running board")
+    copy = actions.add_parser("cp", help="copy files or folders to or from a board")
+    copy.add_argument("name", help="name of a running board")
+    copy.add_argument("source", help="a local path, or a path on the board, which begins with `:`")
+    copy.add_argument("target", help="a local path, or a path on the board, which begins with `:`")
     for action in actions.choices.values():
         add_common(action)
     parser.set_defaults(run=run)

@@ -14,7 +14,7 @@ from edgepack.flow.doctor import cost_model
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("name", nargs="?", help="show all that is known of one board")
+    parser.add_argument("name", nargs="?", help="print the whole profile of this board")
     parser.set_defaults(run=run)
 
 

@@ -21,19 +21,23 @@ UNUSED_DAYS = 30
 def add(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument(
-        "action", nargs="?", choices=("show", "prune"), default="show", help="default: show"
+        "action",
+        nargs="?",
+        choices=("show", "prune"),
+        default="show",
+        help="show the cache's folders, or prune them (default: show)",
     )
     parser.add_argument(
         "--unused-days",
         type=count,
         metavar="N",
-        help=f"prune what has not been used for so many days (default: {UNUSED_DAYS})",
+        help=f"prune files that were not used for N days (default: {UNUSED_DAYS})",
     )
     parser.add_argument(
         "--max-mb",
         type=count,
         metavar="N",
-        help="prune the longest unused until no more than this (10^6 bytes) is left",
+        help="prune the files unused for longest until at most N MB remain (10^6 bytes)",
     )
     parser.add_argument(
         "-n",

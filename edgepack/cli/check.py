@@ -41,23 +41,27 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--rows",
         type=Path,
         metavar="FILE",
-        help="a CSV file, for models of tables: each row is an input",
+        help="a CSV file with an input in each row, for models of tables",
     )
     parser.add_argument(
         "--target",
         metavar="COLUMN",
-        help="of --rows: the column with the right answers, which is no input",
+        help="column of --rows with the correct answers, which is not an input",
     )
     parser.add_argument(
-        "--top", type=positive, default=5, metavar="K", help="classes to print (default: 5)"
+        "--top",
+        type=positive,
+        default=5,
+        metavar="K",
+        help="number of classes to print (default: 5)",
     )
     parser.add_argument(
         "--changed",
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="check each edgepack.toml that is, or names, one of these files, and each model among "
-        "them that none names; for pre-commit",
+        help="for pre-commit: check each project that uses one of these files, and each "
+        "model among them that no project uses",
     )
     add_html(parser)
     parser.set_defaults(run=run)

@@ -31,14 +31,15 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=[],
         metavar="FILE",
-        help=".npy, one for each input of the model, in order (default: the smoke test's)",
+        help="a .npy file for each input of the model, in its order (default: the smoke "
+        "test's inputs)",
     )
     parser.add_argument(
         "--release",
         metavar="ID",
-        help="instead show what changed from this release on the device to the current one",
+        help="compare the results of this release on the device with the current release's instead",
     )
-    parser.add_argument("--all", action="store_true", help="print every layer, not only the worst")
+    parser.add_argument("--all", action="store_true", help="print all layers, not only the worst")
     add_html(parser)
     parser.set_defaults(run=run)
 

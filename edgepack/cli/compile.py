@@ -23,10 +23,16 @@ def add(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_job(parser)
     parser.add_argument(
-        "-o", "--out", type=Path, metavar="DIR", help="folder (default: build/<name>-<board>)"
+        "-o",
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="output folder (default: build/<name>-<board>)",
     )
     parser.add_argument(
-        "--explain", action="store_true", help="print each kernel call: rule, tile, MACs, cycles"
+        "--explain",
+        action="store_true",
+        help="print each kernel call with its rule, tile, MACs and cycles",
     )
     add_html(parser)
     parser.set_defaults(run=run)

@@ -16,7 +16,7 @@ SHELLS = ("bash", "fish", "zsh")
 def add(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("shell", choices=SHELLS)
-    parser.epilog = "The file of zsh goes into a folder of $fpath."
+    parser.epilog = "For zsh, save the output in a folder of $fpath."
     parser.set_defaults(run=run)
 
 

@@ -18,13 +18,17 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_sign(parser)
     add_device(parser)
     parser.add_argument(
-        "--bundle", type=Path, metavar="PATH", help="deploy this folder or tarball instead"
+        "--bundle",
+        type=Path,
+        metavar="PATH",
+        help="deploy this bundle, a folder or tarball, instead of a model",
     )
     parser.add_argument(
         "-n",
         "--dry-run",
         action="store_true",
-        help="ask the device and print the plan; nothing is built, and nothing written there",
+        help="read the device's state and print the plan; build nothing and change "
+        "nothing on the device",
     )
     add_transfer(parser)
     add_html(parser)

@@ -11,23 +11,25 @@ from edgepack.cli.console import Console
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("name", metavar="NAME", help="what the person is called in results")
+    parser.add_argument("name", metavar="NAME", help="the person's name in results")
     parser.add_argument(
-        "photos", nargs="*", type=Path, metavar="PHOTO", help="photos that show nobody else"
+        "photos", nargs="*", type=Path, metavar="PHOTO", help="photos that show only this person"
     )
     parser.add_argument(
         "--project",
         type=Path,
         default=Path("edgepack.toml"),
         metavar="FILE",
-        help="the project file (default: edgepack.toml)",
+        help="project file (default: edgepack.toml)",
     )
     parser.add_argument(
         "--gallery",
         metavar="FILE",
-        help="which of the project's galleries, as it is named there (default: the only one)",
+        help="the gallery's file, as in the project file (default: the only gallery)",
     )
-    parser.add_argument("--remove", action="store_true", help="remove the person instead")
+    parser.add_argument(
+        "--remove", action="store_true", help="remove the person from the gallery instead"
+    )
     parser.set_defaults(run=run)
 
 

@@ -43,34 +43,37 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--images",
         type=Path,
         metavar="DIR",
-        help="a folder for each class (its label or number), or a CSV file of path,class; for a "
-        "detector COCO's JSON file, YOLO's data.yaml, or a folder as Roboflow exports it; for what "
-        "reads text a folder of photos, each with a .txt of its name",
+        help="labelled photos. Classifier: a folder for each class (its label or "
+        "number), or a CSV file of path,class. Detector: COCO's JSON file, YOLO's "
+        "data.yaml, or a folder as Roboflow exports it. Text reader: a folder of "
+        "photos, each with a .txt file of the same name",
     )
     given.add_argument(
         "--rows",
         type=Path,
         metavar="FILE",
-        help="a CSV file, for models of tables: each row is an input",
+        help="a CSV file with an input in each row, for models of tables",
     )
     parser.add_argument(
         "--text",
         action="store_true",
-        help="judge what a stage reads, not the boxes of the detector before it",
+        help="evaluate the text that a stage reads, not the boxes of the detector before it",
     )
     parser.add_argument(
         "--target",
         metavar="COLUMN",
-        help="of --rows: the column with the right answers, which is no input",
+        help="column of --rows with the correct answers, which is not an input",
     )
     parser.add_argument(
-        "--split", metavar="NAME", help="of a detector's data set (default: val, test, train)"
+        "--split",
+        metavar="NAME",
+        help="split of a detector's data set (default: val, test or train, whichever exists first)",
     )
     parser.add_argument(
         "--score",
         type=fraction,
         metavar="S",
-        help="a detector's boxes below it are left out (default: 0.001)",
+        help="ignore a detector's boxes with a lower score (default: 0.001)",
     )
     parser.add_argument("--board", metavar="NAME", help="board profile, for --device virtual")
     parser.add_argument("--name", help="name of the deployed bundle (default: the project's)")

@@ -34,13 +34,15 @@ def add(parser: argparse.ArgumentParser) -> None:
     """The command's actions and their options."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
-    planner = actions.add_parser("plan", help="list devices and waves; nothing is built or asked")
+    planner = actions.add_parser(
+        "plan", help="list devices and waves, without building or connecting"
+    )
     add_fleet(planner)
     add_board(planner)
     add_waves(planner)
     planner.set_defaults(parallel=None)
 
-    deployer = actions.add_parser("deploy", help="a canary, then wave after wave")
+    deployer = actions.add_parser("deploy", help="deploy to a canary first, then wave after wave")
     add_fleet(deployer)
     add_job(deployer)
     add_release_version(deployer)
@@ -51,15 +53,21 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=[],
         metavar="PATH",
-        help="deploy this folder or tarball instead of a model: one for each board (repeatable)",
+        help="deploy this bundle, a folder or tarball, instead of a model: one for each "
+        "board (repeatable)",
     )
     deployer.add_argument(
-        "-n", "--dry-run", action="store_true", help="build, print the plan, ask no device"
+        "-n",
+        "--dry-run",
+        action="store_true",
+        help="build and print the plan, but connect to no device",
     )
     for add_options in (add_transfer, add_waves, add_parallel, add_journal, add_ssh):
         add_options(deployer)
 
-    asker = actions.add_parser("status", help="which model runs where, since when, and its health")
+    asker = actions.add_parser(
+        "status", help="show which model runs on each device, since when, and its health"
+    )
     goer_back = actions.add_parser("rollback", help="undo the last `fleet deploy`")
     truster = actions.add_parser(
         "trust", help="replace the list of signers that the devices accept"
@@ -69,37 +77,46 @@ def add(parser: argparse.ArgumentParser) -> None:
         dest="source",
         nargs=2,
         metavar=("prometheus", "URL"),
-        help="what a Prometheus knows, instead of asking devices that cannot be reached",
+        help="use the metrics of this Prometheus, instead of connecting to the devices",
     )
     teller = actions.add_parser(
-        "metrics", help="ask the devices again and again, and tell Prometheus on this machine"
+        "metrics", help="collect the devices' metrics regularly, for a Prometheus on this machine"
     )
     teller.add_argument(
-        "--port", type=port_number, default=9840, metavar="N", help="on loopback (default: 9840)"
+        "--port",
+        type=port_number,
+        default=9840,
+        metavar="N",
+        help="port on loopback (default: 9840)",
     )
     teller.add_argument(
-        "--every", type=positive, default=60, metavar="S", help="seconds (default: 60)"
+        "--every",
+        type=positive,
+        default=60,
+        metavar="S",
+        help="seconds between two collections (default: 60)",
     )
-    teller.add_argument(
-        "--once", action="store_true", help="ask once, and print what Prometheus would get"
-    )
+    teller.add_argument("--once", action="store_true", help="collect once, and print the metrics")
     add_fleet(teller)
     add_model(teller)
     teller.add_argument(
-        "--parallel", type=positive, metavar="N", help="devices at once (default: 10)"
+        "--parallel",
+        type=positive,
+        metavar="N",
+        help="number of devices to connect to at once (default: 10)",
     )
     add_ssh(teller, timeout_s=ASKING_S)
     ruler = actions.add_parser(
-        "rules", help="write alerts and configuration for Prometheus, and a Grafana dashboard"
+        "rules", help="write alert rules and configuration for Prometheus, and a Grafana dashboard"
     )
-    ruler.add_argument("folder", type=Path, help="where; files that are there stay")
+    ruler.add_argument("folder", type=Path, help="output folder; existing files are kept")
     for action, timeout_s in ((asker, ASKING_S), (goer_back, TESTING_S), (truster, LOCKING_S)):
         add_fleet(action)
         add_model(action)
         add_parallel(action)
         add_ssh(action, timeout_s=timeout_s)
     goer_back.add_argument(
-        "-n", "--dry-run", action="store_true", help="print the plan, ask no device"
+        "-n", "--dry-run", action="store_true", help="print the plan, but connect to no device"
     )
     add_waves(goer_back)
     add_journal(goer_back)
@@ -107,12 +124,16 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_waves(truster)
 
     reporter = actions.add_parser(
-        "report", help="report on the last rollout again, from its journal"
+        "report", help="print the report on the last rollout again, from its journal"
     )
     add_fleet(reporter)
     add_model(reporter)
-    reporter.add_argument("--journal", type=Path, metavar="DIR", help="see `fleet deploy`")
-    reporter.add_argument("--html", type=Path, metavar="FILE", help="also write it as a page")
+    reporter.add_argument(
+        "--journal", type=Path, metavar="DIR", help="folder of the journal: see `fleet deploy`"
+    )
+    reporter.add_argument(
+        "--html", type=Path, metavar="FILE", help="also write the report as an HTML page"
+    )
 
     for action in actions.choices.values():
         add_common(action)

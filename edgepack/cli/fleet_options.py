@@ -17,14 +17,14 @@ from edgepack.fleet import Fleet, Settings, Share
 
 def add_fleet(parser: argparse.ArgumentParser) -> None:
     """Which devices."""
-    parser.add_argument("fleet", type=Path, help="fleet.toml, or an Ansible inventory")
+    parser.add_argument("fleet", type=Path, help="a fleet.toml file or an Ansible inventory")
     parser.add_argument(
         "--limit",
         action="append",
         default=[],
         metavar="WHAT",
-        help="only this group, device or label (site=berlin); * and ? are wildcards, !WHAT "
-        "leaves out (repeatable)",
+        help="select only this group, device or label (site=berlin); * and ? are "
+        "wildcards, !WHAT excludes (repeatable)",
     )
 
 
@@ -34,7 +34,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "--project",
         type=Path,
         metavar="FILE",
-        help="project file (default: edgepack.toml if it is here and there is no --name)",
+        help="project file (default: edgepack.toml in the current folder, unless --name is given)",
     )
     parser.add_argument("--name", help="name of the deployed bundle")
     add_board(parser)
@@ -42,15 +42,24 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def add_board(parser: argparse.ArgumentParser) -> None:
     """For inventories that know nothing of boards."""
-    parser.add_argument("--board", metavar="NAME", help="board profile of devices that name none")
+    parser.add_argument(
+        "--board",
+        metavar="NAME",
+        help="board profile of devices for which the fleet's file has none",
+    )
 
 
 def add_parallel(parser: argparse.ArgumentParser) -> None:
     """How many at once, and where the result goes."""
     parser.add_argument(
-        "--parallel", type=positive, metavar="N", help="devices at once (default: 10)"
+        "--parallel",
+        type=positive,
+        metavar="N",
+        help="number of devices to deploy to at once (default: 10)",
     )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="also write the result as a page")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="also write the result as an HTML page"
+    )
 
 
 def add_waves(parser: argparse.ArgumentParser) -> None:
@@ -58,28 +67,34 @@ def add_waves(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--canary",
         metavar="N|N%|GROUP",
-        help="first wave: devices of each board, or a group; 0 is none (default: 1)",
+        help="first wave: a number of devices of each board, or a group; 0 for none (default: 1)",
     )
     parser.add_argument(
         "--waves",
         metavar="N,N%,...",
-        help="sizes of the waves; the last one repeats (default: 10%%,100%%)",
+        help="sizes of the waves; the last size repeats (default: 10%%,100%%)",
     )
     parser.add_argument(
-        "--max-failures", metavar="N|N%", help="of a wave, before it stops (default: 10%%)"
+        "--max-failures",
+        metavar="N|N%",
+        help="stop if more than this number or share of a wave fails (default: 10%%)",
     )
-    parser.add_argument("--max-failures-total", metavar="N|N%", help="of the fleet (default: 10%%)")
+    parser.add_argument(
+        "--max-failures-total",
+        metavar="N|N%",
+        help="stop if more than this number or share of the fleet fails (default: 10%%)",
+    )
     parser.add_argument(
         "--ignore-unreachable",
         action="store_true",
-        help="devices that cannot be reached do not count as failures, except for canaries",
+        help="do not count unreachable devices as failures, except for canaries",
     )
-    parser.add_argument("--soak", type=float, metavar="S", help="seconds between waves")
+    parser.add_argument("--soak", type=float, metavar="S", help="seconds to wait between two waves")
     parser.add_argument(
         "--keep-trying",
         type=duration,
         metavar="TIME",
-        help="try devices that cannot be reached again, for so long: 90m, 24h, 2d",
+        help="keep trying unreachable devices for this time: 90m, 24h, 2d",
     )
 
 
@@ -101,10 +116,15 @@ def duration(text: str) -> float:
 def add_journal(parser: argparse.ArgumentParser) -> None:
     """What is remembered of earlier runs."""
     parser.add_argument(
-        "--journal", type=Path, metavar="DIR", help="instead of .edgepack beside the fleet's file"
+        "--journal",
+        type=Path,
+        metavar="DIR",
+        help="folder of the journal (default: .edgepack beside the fleet's file)",
     )
     parser.add_argument(
-        "--again", action="store_true", help="include devices that the journal says are done"
+        "--again",
+        action="store_true",
+        help="also deploy to devices that are done according to the journal",
     )
 
 

@@ -23,27 +23,40 @@ def add(parser: argparse.ArgumentParser) -> None:
         f"  {name:<{width}}  {preset.title}" for name, preset in PRESETS.items()
     )
     parser.add_argument("model", type=Path, help=MODEL_HELP)
-    parser.add_argument("--preset", metavar="NAME", help="preprocessing by name: see below")
-    parser.add_argument("--board", metavar="NAME", help="board profile: see `edgepack boards`")
-    parser.add_argument("--device", metavar="USER@HOST[:PORT]", help="as for deploy")
-    parser.add_argument("--labels", type=Path, metavar="FILE", help="one class name per line")
+    parser.add_argument(
+        "--preset", metavar="NAME", help="a preset of preprocessing, from the list below"
+    )
+    parser.add_argument(
+        "--board", metavar="NAME", help="name of a board profile, listed by `edgepack boards`"
+    )
+    parser.add_argument(
+        "--device",
+        metavar="USER@HOST[:PORT]",
+        help="SSH address of the device, or another name as for `deploy`",
+    )
+    parser.add_argument(
+        "--labels", type=Path, metavar="FILE", help="a text file with one class name per line"
+    )
     parser.add_argument(
         "--image", type=Path, metavar="FILE", help="photo for the smoke test on the device"
     )
     parser.add_argument(
-        "--expected", metavar="CLASS", help="what must be seen in it: a label, or its number"
+        "--expected", metavar="CLASS", help="expected class of the photo: its label or number"
     )
     parser.add_argument(
         "--photos",
         type=Path,
         metavar="DIR",
-        help="a folder of photos for each class: labels, a photo of each that is seen as it "
-        "should be, and a list for `edgepack evaluate`",
+        help="a folder with a folder of photos for each class; init takes the labels and "
+        "a smoke-test photo from it, and writes a list for `edgepack evaluate`",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="default: edgepack.toml in the current folder"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="file to write (default: edgepack.toml in the current folder)",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace a file that is there")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     parser.set_defaults(run=run, keeps_model=True)
 
 

@@ -39,14 +39,15 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="INPUT=1,3,224,224",
-        help="shape of an input that has dynamic dimensions (repeatable)",
+        help="shape of an input with dynamic dimensions (repeatable)",
     )
     add_set(parser)
     parser.add_argument(
         "--board",
         metavar="NAME",
         default="local",
-        help="estimate memory and time for this one (default: local, whose clock is not known)",
+        help="estimate memory and time for this board (default: local, memory only, "
+        "because its clock is not known)",
     )
     parser.set_defaults(run=run)
 

@@ -12,20 +12,27 @@ from edgepack.cli.console import Console
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("key", type=Path, help="file of the private key; the public one is KEY.pub")
+    parser.add_argument(
+        "key", type=Path, help="file for the private key; the public key goes to KEY.pub"
+    )
     parser.add_argument(
         "--hardware", action="store_true", help="keep the private key in a FIDO2 token"
     )
     parser.add_argument(
-        "--principal", metavar="NAME", help="whose key it is (default: user@host, this one)"
+        "--principal",
+        metavar="NAME",
+        help="name of the key's owner (default: user@host of this machine)",
     )
     parser.add_argument(
-        "--signers", type=Path, metavar="FILE", help="add the key to this list of allowed signers"
+        "--signers",
+        type=Path,
+        metavar="FILE",
+        help="also add the public key to this list of allowed signers",
     )
     parser.add_argument(
         "--no-passphrase",
         action="store_true",
-        help="do not protect the key: whoever has the file can sign (for CI)",
+        help="do not protect the key: anyone who has the file can sign (for CI)",
     )
     parser.set_defaults(run=run)
 

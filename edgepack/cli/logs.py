@@ -20,13 +20,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=LINES,
         metavar="N",
-        help=f"how many of the last lines (default: {LINES})",
+        help=f"number of lines to print, from the end (default: {LINES})",
     )
     parser.add_argument(
         "-f",
         "--follow",
         action="store_true",
-        help="go on with what comes, until Ctrl-C; with --json each line is an object of its own",
+        help="also print new lines, until Ctrl-C; with --json each line is a JSON object",
     )
     parser.set_defaults(run=run)
 

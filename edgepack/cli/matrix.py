@@ -32,22 +32,22 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--fleet",
         type=Path,
         metavar="FILE",
-        help="fleet.toml, or an Ansible inventory: for the boards of its devices",
+        help="use the boards of the devices in this fleet.toml file or Ansible inventory",
     )
     parser.add_argument(
         "--limit",
         action="append",
         default=[],
         metavar="WHAT",
-        help="of --fleet: only this group, device or label (repeatable)",
+        help="select only this group, device or label of --fleet (repeatable)",
     )
     parser.add_argument(
         "--board",
         action="append",
         default=[],
         metavar="NAME",
-        help="for this board (repeatable; default: the project's own); with --fleet of devices "
-        "that name none",
+        help="board profile (repeatable; default: the project's); with --fleet: of "
+        "devices for which the file has none",
     )
     parser.set_defaults(run=run)
 

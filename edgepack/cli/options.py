@@ -73,14 +73,14 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         "--verbose",
         action="count",
         default=argparse.SUPPRESS,
-        help="log steps; given twice, also commands",
+        help="log steps; if given twice, also log commands",
     )
     group.add_argument(
         "-q",
         "--quiet",
         action="store_true",
         default=argparse.SUPPRESS,
-        help="print neither steps nor notes",
+        help="do not print steps and notes",
     )
     group.add_argument(
         "--boards",
@@ -88,28 +88,28 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         default=argparse.SUPPRESS,
-        help=f"add or override boards (always read: {USER_BOARDS})",
+        help=f"file with more or changed board profiles (always read: {USER_BOARDS})",
     )
     group.add_argument(
         "--allow-outside",
         action="store_true",
         default=argparse.SUPPRESS,
-        help="let a project file or an inventory name files outside of its own folder",
+        help="allow a project file or an inventory to name files outside its folder",
     )
     group.add_argument(
         "--cache-dir",
         type=Path,
         metavar="DIR",
         default=argparse.SUPPRESS,
-        help="instead of ~/.cache/edgepack",
+        help="cache folder (default: ~/.cache/edgepack)",
     )
     group.add_argument(
         "--find-links",
         action="append",
         metavar="DIR",
         default=argparse.SUPPRESS,
-        help="a folder, or the URL of a page, with wheels of what is otherwise built from source "
-        "(repeatable; default: $EDGEPACK_WHEELS)",
+        help="a folder, or the URL of a page, with wheels of programs that edgepack "
+        "would otherwise build from source (repeatable; default: $EDGEPACK_WHEELS)",
     )
 
 
@@ -127,21 +127,21 @@ COMMON_DEFAULTS = {
 def add_model(parser: argparse.ArgumentParser) -> None:
     """The model, from the command line or a project file, and what its inputs are."""
     parser.add_argument(
-        "model", nargs="?", type=Path, help=f"{MODEL_HELP} (default: that of the project file)"
+        "model", nargs="?", type=Path, help=f"{MODEL_HELP} (default: the project file's model)"
     )
     group = option_group(parser, MODEL)
     group.add_argument(
         "--project",
         type=Path,
         metavar="FILE",
-        help="project file (default: edgepack.toml if it is here and no other model is given)",
+        help="project file (default: edgepack.toml in the current folder, unless a model is given)",
     )
     group.add_argument(
         "--shape",
         action="append",
         default=[],
         metavar="INPUT=1,3,224,224",
-        help="shape of an input that has dynamic dimensions (repeatable)",
+        help="shape of an input with dynamic dimensions (repeatable)",
     )
     add_set(parser)
 
@@ -184,60 +184,65 @@ def add_job(parser: argparse.ArgumentParser) -> None:
 
     add_model(parser)
     model = option_group(parser, MODEL)
-    model.add_argument("--board", metavar="NAME", help="board profile: see `edgepack boards`")
-    model.add_argument("--name", help="name of the bundle (default: that of the model file)")
+    model.add_argument(
+        "--board", metavar="NAME", help="name of a board profile, listed by `edgepack boards`"
+    )
+    model.add_argument("--name", help="name of the bundle (default: the model file's name)")
     group = option_group(parser, COMPILING)
     group.add_argument(
-        "--toolchain", choices=TOOLCHAINS, help="use this compiler (default: the board's)"
+        "--toolchain", choices=TOOLCHAINS, help="compiler to use (default: the board's)"
     )
     group.add_argument(
         "--static",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="programs that need no C library on the device (default: as the board's profile says)",
+        help="build programs that need no C library on the device (default: as in the "
+        "board's profile)",
     )
     group.add_argument(
         "--optimize",
         choices=OPTIMIZE,
-        help="how many bytes of weights may be stored for speed: 1.5 times the model's (balance, "
-        "the default), as many as are worth it (speed), or none more (size)",
+        help="size of the stored weights, where more bytes mean more speed: at most 1.5 "
+        "times the model's (balance, the default), as much as is useful (speed), or "
+        "no more than the model's (size)",
     )
     group.add_argument(
         "--precision",
         choices=PRECISIONS,
-        help="the type in which weights are stored and, if the CPU can, computations are done "
+        help="type of the stored weights and, if the CPU supports it, of the arithmetic "
         "(default: float32)",
     )
     group.add_argument(
         "--quantized",
         choices=QUANTIZED,
-        help="which layers of a quantised model use integers: those that are faster so (default), "
-        "all that can, or none",
+        help="layers of a quantised model that use integers: those that are faster with "
+        "integers (auto, the default), all that can (int8), or none (float)",
     )
     group.add_argument(
         "--compute",
         choices=COMPUTE,
-        help="the processor that runs the model: the CPU (default), the GPU of the board's "
-        "profile, or the CPU where the GPU is not there or fails",
+        help="processor that runs the model: the CPU (default), the GPU of the board's "
+        "profile, or the GPU with the CPU as fallback",
     )
     group.add_argument(
         "--exact",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="compute all convolutions without Winograd's algorithm, whose errors reach neighbours "
-        "(default: as the project file says for each layer)",
+        help="do not use Winograd's algorithm for any convolution, because its rounding "
+        "errors spread to neighbouring values (default: as the project file says "
+        "for each layer)",
     )
     group.add_argument(
         "--compile-memory-mb",
         type=positive,
         metavar="MB",
-        help="memory that compiling may take (default: 2048 and 16 times the model's file)",
+        help="memory limit of the compiler in MB (default: 2048 plus 16 times the model's file)",
     )
     group.add_argument(
         "--compile-cpu-s",
         type=positive,
         metavar="S",
-        help="CPU seconds that compiling may take (default: 60, and 2 for each node)",
+        help="CPU time limit of the compiler in seconds (default: 60, plus 2 for each node)",
     )
     option_group(parser, RELEASE).add_argument(
         "--golden-input",
@@ -245,8 +250,9 @@ def add_job(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=Path,
         metavar="FILE",
-        help="a .npy file of an input for the smoke test; repeat for each, in the model's order "
-        "(default: the project's photo or tensors, else random)",
+        help="a .npy file with an input for the smoke test; repeat for each input, in "
+        "the model's order (default: the project's photo or tensors, else random "
+        "values)",
     )
     add_records(parser)
 
@@ -259,15 +265,15 @@ def add_records(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=Path,
         metavar="FILE",
-        help="make kernels as `edgepack tune` found them (repeatable; default: as the project file "
-        "says, else its tuning.jsonl)",
+        help="use the kernels that `edgepack tune` recorded in FILE (repeatable; "
+        "default: the project file's, else its tuning.jsonl)",
     )
     group.add_argument(
         "--no-records",
         action="store_const",
         const=[],
         dest="records",
-        help="make all kernels as the cost model says",
+        help="choose all kernels by the cost model, without records",
     )
 
 
@@ -278,22 +284,24 @@ def add_release_version(parser: argparse.ArgumentParser) -> None:
         "--verify",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="compare the compiled model with the reference on several inputs first, the board's "
-        "code under an emulator (default); the bundle says what was done",
+        help="before packing, compare the compiled model with the reference on several "
+        "inputs, running the board's code under an emulator (default); the bundle "
+        "records the results",
     )
     group.add_argument(
         "--release-version",
         "--version",
         type=release_version,
         metavar="N|auto",
-        help="number of the release: a device with pinned signers accepts none lower than before; "
-        "auto is the time, in seconds since 1970",
+        help="version number of the release: a device with pinned signers refuses a "
+        "lower number than its highest so far; auto is the current time, in seconds "
+        "since 1970",
     )
     group.add_argument(
         "--valid-until",
         type=valid_until,
         metavar="DATE|DAYSd",
-        help="no device installs the release after this: 2027-01-31 (UTC), or 90d from now",
+        help="last date on which devices install the release: 2027-01-31 (UTC), or 90d from now",
     )
 
 
@@ -303,7 +311,7 @@ def add_device(parser: argparse.ArgumentParser, *, timeout_s: float | None = COM
     group.add_argument(
         "--device",
         metavar="USER@HOST[:PORT]",
-        help="an address, a name from your OpenSSH config, adb:SERIAL, `virtual` or `local`",
+        help="an SSH address, a name from your OpenSSH config, adb:SERIAL, `virtual` or `local`",
     )
     add_ssh(parser, timeout_s=timeout_s)
 
@@ -312,27 +320,39 @@ def add_ssh(parser: argparse.ArgumentParser, *, timeout_s: float | None = COMMAN
     """How to log in, the folder there, and the patience with it."""
     group = option_group(parser, DEVICE)
     group.add_argument("--identity", type=Path, metavar="FILE", help="private key to log in with")
-    group.add_argument("--ssh-config", type=Path, metavar="FILE", help="instead of ~/.ssh/config")
     group.add_argument(
-        "--known-hosts", type=Path, metavar="FILE", help="instead of ~/.ssh/known_hosts"
+        "--ssh-config",
+        type=Path,
+        metavar="FILE",
+        help="SSH configuration file (default: ~/.ssh/config)",
+    )
+    group.add_argument(
+        "--known-hosts",
+        type=Path,
+        metavar="FILE",
+        help="file of known host keys (default: ~/.ssh/known_hosts)",
     )
     group.add_argument(
         "--accept-new-host-key",
         action="store_true",
-        help="trust a host key seen for the first time; a changed one is always refused",
+        help="trust the host key of a new host; a changed host key is always refused",
     )
     group.add_argument(
         "--root", metavar="DIR", help="folder on the device (default: edgepack/<name>)"
     )
     group.add_argument(
-        "--connect-timeout", type=positive, default=10, metavar="S", help="seconds (default: 10)"
+        "--connect-timeout",
+        type=positive,
+        default=10,
+        metavar="S",
+        help="time limit for connecting, in seconds (default: 10)",
     )
     group.add_argument(
         "--device-timeout",
         type=positive,
         default=timeout_s,
         metavar="S",
-        help="seconds that one command there may take "
+        help="time limit of one command on the device, in seconds "
         f"(default: {'no limit' if timeout_s is None else f'{timeout_s:.0f}'})",
     )
 
@@ -450,16 +470,16 @@ def add_set(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="INPUT=16000",
-        help="make an input a constant: a number, true or false, or several with commas "
-        "(repeatable)",
+        help="make an input a constant: a number, true, false, or several values with "
+        "commas (repeatable)",
     )
     group.add_argument(
         "--state",
         action="append",
         default=[],
         metavar="INPUT=OUTPUT",
-        help="an input that is what an output was in the inference before, and stays in memory; "
-        "one * in both names stands for the same text (repeatable)",
+        help="a state: an input that takes the value of an output of the previous "
+        "inference; one * in both names stands for the same text (repeatable)",
     )
 
 
@@ -560,7 +580,8 @@ def add_release(parser: argparse.ArgumentParser) -> None:
         "--project",
         type=Path,
         metavar="FILE",
-        help="project file (default: edgepack.toml if it is here and flags leave something open)",
+        help="project file (default: edgepack.toml in the current folder, for values "
+        "without a flag)",
     )
     group.add_argument("--board", metavar="NAME", help="board profile, for --device virtual")
     group.add_argument("--name", help="name of the deployed bundle")
@@ -615,5 +636,5 @@ def add_sign(parser: argparse.ArgumentParser) -> None:
         "--sign",
         type=Path,
         metavar="KEY",
-        help="sign the bundle: a private key, or the .pub of one in ssh-agent",
+        help="sign the bundle with this private key, or with the .pub file of a key in ssh-agent",
     )

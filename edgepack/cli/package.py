@@ -26,13 +26,18 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_release_version(parser)
     add_sign(parser)
     parser.add_argument(
-        "-o", "--out", type=Path, default=Path("dist"), metavar="DIR", help="default: dist"
+        "-o",
+        "--out",
+        type=Path,
+        default=Path("dist"),
+        metavar="DIR",
+        help="output folder (default: dist)",
     )
     parser.add_argument(
         "--format",
         choices=tuple(formats.FORMATS),
         default="tar",
-        help="what carries the bundle to the device (default: tar)",
+        help="format of the file to install (default: tar)",
     )
     parser.add_argument(
         "--pem-key", type=Path, metavar="FILE", help="private key that signs for mender or rauc"
@@ -43,7 +48,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compatible",
         metavar="NAME",
-        help="device type of mender, compatible of rauc (default: the board's name)",
+        help="device type for mender, or compatible string for rauc (default: the board's name)",
     )
     parser.set_defaults(run=run)
 

@@ -19,7 +19,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=KEEP_RELEASES,
         metavar="N",
-        help=f"releases that stay (default: {KEEP_RELEASES}); current and previous always do",
+        help=f"number of releases to keep (default: {KEEP_RELEASES}); current and "
+        "previous are always kept",
     )
     parser.add_argument(
         "-n",

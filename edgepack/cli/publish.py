@@ -21,76 +21,83 @@ def add(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
     apt = kinds.add_parser(
         "apt",
-        help="a folder of static files for apt",
-        description="Put Debian packages into a folder that any web server or bucket serves to "
-        "apt, or change which share of the devices gets the newest versions.",
+        help="write Debian packages and indices for apt into a folder",
+        description="Put Debian packages into a folder that any web server or bucket can serve "
+        "to apt, or change the share of devices that gets the newest versions.",
     )
-    apt.add_argument("folder", type=Path, metavar="DIR", help="made if it is not there")
+    apt.add_argument(
+        "folder", type=Path, metavar="DIR", help="repository folder, created if it does not exist"
+    )
     apt.add_argument(
         "--add",
         nargs="+",
         type=Path,
         default=[],
         metavar="FILE",
-        help="packages that `package --format deb` made",
+        help="packages from `package --format deb`",
     )
     apt.add_argument("--key", required=True, help="gpg's name of the key that signs the indices")
     apt.add_argument(
         "--phase",
         type=positive,
         metavar="PERCENT",
-        help="of the devices that the packages are offered to (default: 100); without packages: "
-        "that the newest versions are offered to",
+        help="share of the devices that gets the new packages (default: 100), or, "
+        "without --add, the newest versions",
     )
     apt.add_argument(
         "--stop",
         action="store_true",
-        help="take the newest versions out; devices that have them keep them",
+        help="withdraw the newest versions; devices that have them keep them",
     )
     apt.add_argument(
         "--package",
         action="append",
         default=[],
         metavar="NAME",
-        help="what --phase and --stop are for (default: all packages)",
+        help="apply --phase and --stop to this package only (default: all packages)",
     )
     apt.add_argument(
         "--keep",
         type=positive,
         metavar="N",
-        help="versions of each package (default: all)",
+        help="number of versions of each package to keep (default: all)",
     )
     apt.add_argument(
         "--valid-days",
         type=positive,
         metavar="N",
-        help="apt refuses the indices after that time; run the command again before it ends "
-        "(default: they are valid for ever)",
+        help="number of days after which apt refuses the indices, unless you run the "
+        "command again (default: no limit)",
     )
     apt.set_defaults(run=run_apt)
     model = kinds.add_parser(
         "model",
-        help="a model and its project file into an OCI registry",
-        description="Put a model, its project file and what that names into a registry, by skopeo: "
-        "`edgepack deploy oci://...` takes them from there.",
+        help="push a model and its project file to an OCI registry",
+        description="Push a model, its project file and the files that it names to a registry, "
+        "with skopeo. `edgepack deploy oci://...` can then use them.",
     )
     model.add_argument("name", metavar="oci://REGISTRY/NAME[:TAG]")
-    model.add_argument("--project", type=Path, metavar="FILE", help="default: edgepack.toml")
+    model.add_argument(
+        "--project", type=Path, metavar="FILE", help="project file (default: edgepack.toml)"
+    )
     model.set_defaults(run=run_model)
     images = kinds.add_parser(
         "oci",
-        help="images of all boards under one name in an OCI registry",
-        description="Put an image for each board under one name into a registry, by skopeo; podman "
-        "and docker take the one of their platform. Layers that are there are not sent again.",
+        help="push images for all boards under one name to an OCI registry",
+        description="Push an image for each board to a registry under one name, with skopeo. "
+        "podman and docker pull the image for their platform. Layers that the "
+        "registry has are not sent again.",
     )
     images.add_argument("name", metavar="oci://REGISTRY/NAME[:TAG]")
-    images.add_argument("--project", type=Path, metavar="FILE", help="default: edgepack.toml")
+    images.add_argument(
+        "--project", type=Path, metavar="FILE", help="project file (default: edgepack.toml)"
+    )
     images.add_argument(
         "--board",
         action="append",
         default=[],
         metavar="NAME",
-        help="for this board, too (repeatable; default: the project's own)",
+        help="also make an image for this board (repeatable; default: the project's board)",
     )
     images.add_argument(
         "--bundle",
@@ -98,20 +105,20 @@ def add(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=Path,
         metavar="DIR",
-        help="a bundle that `package` made, instead of the project (repeatable)",
+        help="use a bundle from `package` instead of the project (repeatable)",
     )
     images.add_argument(
         "--pem-key",
         type=Path,
         metavar="FILE",
-        help="EC private key (P-256) that signs index and images as cosign does",
+        help="EC private key (P-256) that signs the index and the images, in cosign's format",
     )
     images.add_argument(
         "--quadlet",
         type=Path,
         metavar="DIR",
-        help="also write a unit for podman into this folder: the device follows the name, and goes "
-        "back by itself if a new release fails its smoke test there",
+        help="also write a podman unit into this folder: with it, the device follows the "
+        "name, and returns to the old release if a new one fails its smoke test",
     )
     images.set_defaults(run=run_oci)
     for kind in kinds.choices.values():

@@ -36,28 +36,36 @@ def add(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_model(parser)
     parser.add_argument(
-        "--images", type=Path, metavar="DIR", help="photos to calibrate on, in any folders below"
+        "--images",
+        type=Path,
+        metavar="DIR",
+        help="folder with photos for calibration, also in its subfolders",
     )
     parser.add_argument(
         "--judge",
         type=Path,
         metavar="DIR",
-        help="photos to validate on (default: one in four, held out from calibration)",
+        help="folder with photos for validation (default: one in four of --images, not "
+        "used for calibration)",
     )
     parser.add_argument(
-        "-o", "--out", type=Path, metavar="FILE", help="default: <model>.int8.onnx beside it"
+        "-o",
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="file to write (default: <model>.int8.onnx beside the model)",
     )
     parser.add_argument(
         "--snr",
         type=float,
         metavar="DB",
-        help="keep tensors in float until the outputs have this ratio of signal to error",
+        help="keep tensors in float until the outputs reach this signal-to-noise ratio",
     )
     parser.add_argument(
         "--budget",
         type=float,
         metavar="PERCENT",
-        help="how much more work --snr may cause than integers only (default: 10)",
+        help="extra work that --snr may cause, in percent of an integer-only model's (default: 10)",
     )
     add_html(parser)
     parser.set_defaults(run=run)

@@ -18,15 +18,17 @@ def add(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=Path,
         metavar="PAGE",
-        help="pages that --html wrote, or folders with some (default: the project's folder)",
+        help="pages written by --html, or folders with such pages (default: the project's folder)",
     )
-    parser.add_argument("--project", type=Path, metavar="FILE", help="default: edgepack.toml")
+    parser.add_argument(
+        "--project", type=Path, metavar="FILE", help="project file (default: edgepack.toml)"
+    )
     parser.add_argument(
         "-o",
         "--out",
         type=Path,
         metavar="FILE",
-        help="default: report.html in the project's folder",
+        help="file to write (default: report.html in the project's folder)",
     )
     parser.set_defaults(run=run, model=None)
 

@@ -13,7 +13,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_release(parser)
     add_device(parser, timeout_s=TESTING_S)
-    parser.add_argument("--to", metavar="ID", help="this release (default: the previous one)")
+    parser.add_argument(
+        "--to", metavar="ID", help="release to activate (default: the previous one)"
+    )
     parser.set_defaults(run=run)
 
 

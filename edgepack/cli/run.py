@@ -30,29 +30,42 @@ def add(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         type=Path,
         metavar="PHOTO",
-        help="a photo, or a .npy or .raw file for the model's only input",
+        help="a photo, or a .npy or .raw file for a model with one input",
     )
-    parser.add_argument("--image", type=Path, metavar="FILE", help="a photo, as PHOTO")
+    parser.add_argument("--image", type=Path, metavar="FILE", help="a photo, like PHOTO")
     parser.add_argument(
         "--input",
         action="append",
         type=Path,
         default=[],
         metavar="FILE",
-        help=".npy or .raw, one for each input of the model, in order",
+        help="a .npy or .raw file for each input of the model, in its order",
     )
     parser.add_argument(
         "--golden",
         action="store_true",
-        help="the smoke test's input, compared with the reference",
+        help="run the smoke test's input, and compare the result with the reference",
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the output as .npy")
-    parser.add_argument("--expected", type=Path, metavar="FILE", help="compare with this .npy")
-    parser.add_argument("--tolerance", type=float, metavar="T", help="for --expected and --golden")
-    parser.add_argument("--top", type=int, metavar="K", help="classes to print (default: 5)")
-    parser.add_argument("--threads", type=threads, metavar="N", help="default: the fastest cluster")
     parser.add_argument(
-        "--affinity", metavar="CPUS", help="big, little, all, none or a list such as 0,2-3"
+        "--expected", type=Path, metavar="FILE", help="compare the output with this .npy file"
+    )
+    parser.add_argument(
+        "--tolerance", type=float, metavar="T", help="tolerance of --expected and --golden"
+    )
+    parser.add_argument(
+        "--top", type=int, metavar="K", help="number of classes to print (default: 5)"
+    )
+    parser.add_argument(
+        "--threads",
+        type=threads,
+        metavar="N",
+        help="number of threads (default: one per core of the fastest cluster)",
+    )
+    parser.add_argument(
+        "--affinity",
+        metavar="CPUS",
+        help="cores to use: big, little, all, none or a list such as 0,2-3",
     )
     add_html(parser)
     parser.set_defaults(run=run)

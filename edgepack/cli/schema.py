@@ -13,13 +13,18 @@ from edgepack.cli.options import check_writable
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("file", choices=tuple(SCHEMA_OF), help="the file that it is for")
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="write it there, instead of printing it"
+        "file", choices=tuple(SCHEMA_OF), help="kind of file that the schema describes"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write the schema to this file instead of printing it",
     )
     parser.epilog = (
-        "A first line of `#:schema ./FILE`, with the path from the file to its schema, is what\n"
-        "editors go by (Taplo, Even Better TOML, tombi); `edgepack init` writes both."
+        "Editors (Taplo, Even Better TOML, tombi) find the schema by the first line\n"
+        "`#:schema ./FILE`, with the path to the schema. `edgepack init` writes both."
     )
     parser.set_defaults(run=run)
 

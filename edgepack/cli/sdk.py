@@ -14,13 +14,16 @@ from edgepack.cli.options import board_files, check_writable
 def add(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument(
-        "--board", metavar="NAME", required=True, help="board profile: see `edgepack boards`"
+        "--board",
+        metavar="NAME",
+        required=True,
+        help="name of a board profile, listed by `edgepack boards`",
     )
     parser.add_argument(
-        "--toolchain", choices=TOOLCHAINS, help="use this compiler (default: the board's)"
+        "--toolchain", choices=TOOLCHAINS, help="compiler to use (default: the board's)"
     )
     parser.add_argument(
-        "-o", "--out", type=Path, required=True, metavar="DIR", help="a new folder, or an empty one"
+        "-o", "--out", type=Path, required=True, metavar="DIR", help="output folder: new or empty"
     )
     parser.set_defaults(run=run)
 

@@ -17,7 +17,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
         choices=ACTIONS,
-        help="show prints what install would write",
+        help="install, remove or query the service; show prints the files that install would write",
     )
     add_release(parser)
     add_device(parser)
@@ -25,7 +25,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--kind",
         choices=remote_service.KINDS,
         default="auto",
-        help="what starts it (default: systemd if it runs there, else an init script, else cron)",
+        help="what starts the service (default: systemd if it runs on the device, else "
+        "an init script, else cron)",
     )
     parser.set_defaults(run=run)
 

@@ -10,17 +10,18 @@ from edgepack.cli.console import Console
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("bundle", type=Path, help="folder or .tar.gz")
+    parser.add_argument("bundle", type=Path, help="bundle: a folder or .tar.gz")
     parser.add_argument(
         "--key",
         type=Path,
         required=True,
-        help="private key (a file, or a stub of a hardware key), or the .pub of one in ssh-agent",
+        help="private key (a file, or the stub of a hardware key), or the .pub file of a "
+        "key in ssh-agent",
     )
     parser.add_argument(
         "--add",
         action="store_true",
-        help="keep the signatures of other keys, for devices that ask for several",
+        help="keep the signatures of other keys, for devices that require several",
     )
     parser.set_defaults(run=run)
 

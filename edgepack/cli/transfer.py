@@ -19,37 +19,38 @@ def add_transfer(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=DEFAULT_OPTIONS.keep,
         metavar="N",
-        help=f"releases that stay on the device (default: {DEFAULT_OPTIONS.keep})",
+        help=f"number of releases to keep on the device (default: {DEFAULT_OPTIONS.keep})",
     )
     group.add_argument(
         "--signers",
         type=Path,
         metavar="FILE",
-        help="allowed signers, a file as in ssh-keygen(1), to pin on a device that has none yet",
+        help="signers to pin on a device that has none yet: a file of allowed signers as "
+        "in ssh-keygen(1)",
     )
     group.add_argument(
         "--allow-downgrade",
         action="store_true",
-        help="activate a lower version than the device has had, although it has signers pinned",
+        help="accept a lower version than the device's highest, although it has pinned signers",
     )
     group.add_argument(
         "--replace",
         action="store_true",
-        help="replace a release of another model under the same name",
+        help="replace a different model under the same name",
     )
     group.add_argument(
         "--limit-rate",
         type=rate,
         metavar="BYTES",
-        help="per second, at most, for example 200k or 1M",
+        help="limit of the transfer in bytes per second, for example 200k or 1M",
     )
     group.add_argument(
         "--retries",
         type=count,
         default=DEFAULT_OPTIONS.retries,
         metavar="N",
-        help="how often a lost link is tried again without progress "
-        f"(default: {DEFAULT_OPTIONS.retries})",
+        help="attempts to restore a lost link without progress (default: "
+        f"{DEFAULT_OPTIONS.retries})",
     )
     group.add_argument(
         "--wait",
@@ -62,8 +63,8 @@ def add_transfer(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--service",
         action="store_true",
-        help="then run it now and at each boot, as its [service] table says: see "
-        "`edgepack service install`",
+        help="then run the release now and at each boot, as the project's [service] "
+        "table says: see `edgepack service install`",
     )
 
 

@@ -28,7 +28,8 @@ def add_signers(parser: argparse.ArgumentParser, *, nargs: str | None = None) ->
         nargs=nargs,
         type=Path,
         metavar="FILE",
-        help="allowed signers, as ssh-keygen(1) has them: these, and no others",
+        help="the new list, which replaces the old one: a file of allowed signers as in "
+        "ssh-keygen(1)",
     )
 
 

@@ -32,16 +32,21 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_job(parser)
     add_device(parser, timeout_s=MEASURING_S)
     parser.add_argument(
-        "--minutes", type=positive, default=10, metavar="N", help="when to stop (default: 10)"
+        "--minutes",
+        type=positive,
+        default=10,
+        metavar="N",
+        help="time limit in minutes (default: 10)",
     )
     parser.add_argument(
-        "--trials", type=positive, metavar="N", help="stop after so many trials, if that is sooner"
+        "--trials", type=positive, metavar="N", help="maximum number of trials (default: no limit)"
     )
     parser.add_argument(
         "--emulated",
         action="store_true",
-        help="tune a virtual board by the emulator's times instead of estimated cycles, to see how "
-        "it works: the records are for no real CPU",
+        help="for a virtual board: compare kernels by the emulator's time instead of "
+        "estimated cycles. This only demonstrates tuning; the records suit no real "
+        "CPU",
     )
     parser.add_argument(
         "--fit",
@@ -49,8 +54,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=[],
         metavar="OTHER",
-        help="tune nothing: fit the CPU model's figures to the records of these models' kernels, "
-        "and say whether they order MODEL's better than those in use",
+        help="do not tune: fit the CPU model's parameters to the records of the OTHER "
+        "models' kernels, and print whether they rank MODEL's kernels better than "
+        "the present parameters",
     )
     add_html(parser)
     parser.set_defaults(run=run)

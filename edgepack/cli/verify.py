@@ -13,18 +13,20 @@ from edgepack.cli.options import check_writable
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("bundle", type=Path, help="folder or .tar.gz")
+    parser.add_argument("bundle", type=Path, help="bundle: a folder or .tar.gz")
     parser.add_argument(
         "--signers",
         type=Path,
         metavar="FILE",
-        help="allowed signers, a file as in ssh-keygen(1): the signature must be by one of them",
+        help="a file of allowed signers as in ssh-keygen(1); one of them must have "
+        "signed the bundle",
     )
     parser.add_argument(
         "--sbom",
         type=Path,
         metavar="FILE",
-        help="write what the bundle is made of, with hashes and licences (CycloneDX 1.6, JSON)",
+        help="write the bundle's components, with hashes and licences, to FILE "
+        "(CycloneDX 1.6, JSON)",
     )
     parser.set_defaults(run=run)
 

@@ -72,7 +72,7 @@ PRESETS: Mapping[str, Preset] = {
         },
     ),
     "tf-imagenet": Preset(
-        title="Keras and TensorFlow classifiers that take -1 to 1",
+        title="Keras and TensorFlow classifiers with inputs from -1 to 1",
         source='keras.applications.imagenet_utils.preprocess_input, mode "tf"',
         table={
             "color": "rgb",
@@ -83,7 +83,7 @@ PRESETS: Mapping[str, Preset] = {
         },
     ),
     "caffe": Preset(
-        title="Caffe's, and Keras' ResNet-50 and VGG: BGR, less the mean, not scaled",
+        title="Caffe's classifiers, and Keras' ResNet-50 and VGG: BGR minus the mean, not scaled",
         source='keras.applications.imagenet_utils.preprocess_input, mode "caffe"',
         table={
             "color": "bgr",
@@ -103,7 +103,7 @@ PRESETS: Mapping[str, Preset] = {
         },
     ),
     "blazeface": Preset(
-        title="MediaPipe's face detectors, of their TFLite files",
+        title="MediaPipe's face detectors, from their TFLite files",
         source="MediaPipe's modules/face_detection/face_detection.pbtxt: ImageToTensorCalculator",
         table={
             "color": "rgb",

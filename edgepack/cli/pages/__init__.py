@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def add_html(parser: argparse.ArgumentParser) -> None:
     """A page of the result."""
     parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="also write the result as a page, in one file"
+        "--html", type=Path, metavar="FILE", help="also write the result as a single HTML page"
     )
 
 
