@@ -235,6 +235,7 @@ def _asked_of_devices() -> dict[str, Any]:
     from edgepack.deploy.answers import Drift, HealthOutcome, Holder
     from edgepack.deploy.app_answers import Bench, Class, Deviation, LayerTime
     from edgepack.deploy.conditions import Conditions
+    from edgepack.deploy.stage_times import PartTime, StageTimes
 
     times = ("load_ms", "decode_ms", "preprocess_ms", "run_ms")
     output = _object(
@@ -307,12 +308,15 @@ def _asked_of_devices() -> dict[str, Any]:
             "lock": _or_null(_record(Holder)),
         },
     )
+    part = _record(PartTime, bench=_record(Bench))
+    ratios = dict.fromkeys(("parts_ms", "time_ratio", "memory_ratio"), _NUMBER)
+    stage_times = _record(StageTimes, whole=_record(Bench), parts=_list(part), **ratios)
     conditions = _object(dict.fromkeys(("before", "after"), _record(Conditions)))
     return {
         "run": _object(app, may=perhaps),
         "bench": _object(
             {**app, "bench": bench, "conditions": conditions},
-            may={**perhaps, "profile": profile},
+            may={**perhaps, "profile": profile, "stage_times": stage_times},
         ),
         "bench --compare": _record(AbTiming, before=_record(Conditions), after=_record(Conditions)),
         "status": status,
@@ -542,7 +546,10 @@ def _of_projects() -> dict[str, Any]:
         "compile": _object(made),
         "compile --explain": _object({**made, **explained}),
         "compare": _object(compared, may={"stages": _list(_object({"stage": _TEXT, **compared}))}),
-        "compare --release": _object(changed),
+        "compare --release": _object(
+            changed,
+            may={"stages": _list(_object({"stage": _TEXT, "changed": _or_null(_object(changed))}))},
+        ),
         "doctor": _object({"board": _TEXT, "ok": yes_or_no, "tools": _list(_record(Check))}),
     }
 

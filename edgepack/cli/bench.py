@@ -21,13 +21,19 @@ from edgepack.cli.options import (
 )
 from edgepack.cli.pages import add_html, check_html, save
 from edgepack.cli.pages.bench import bench_page
-from edgepack.cli.result_lines import answer_lines, bench_lines, profile_lines
+from edgepack.cli.result_lines import (
+    answer_lines,
+    bench_lines,
+    profile_lines,
+    stage_time_lines,
+)
 from edgepack.deploy import remote_tool
 from edgepack.deploy.ab_timing import AbTiming, time_in_turns
 from edgepack.deploy.answers import Release, SenselessError
 from edgepack.deploy.app_answers import emulated_mark
 from edgepack.deploy.conditions import Conditions, read_conditions
 from edgepack.deploy.remote_app import RunRequest, ask_app
+from edgepack.deploy.stage_times import time_stages
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +81,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Run the golden input `--runs` times."""
+    """Run the golden input `--runs` times; of a release with stages, its photo through all, too."""
     check_html(args)
     more = ["--warmup", str(args.warmup)]
     for name in ("threads", "affinity"):
@@ -95,12 +101,15 @@ def run(args: argparse.Namespace, console: Console) -> int:
         console.step(f"{args.warmup} + {args.runs} runs on {device.name}")
         before = read_conditions(device)
         answer = ask_app(device, root, RunRequest(golden=True, options=tuple(options)))
+        stages = time_stages(device, root, more, runs=args.runs, progress=console)
         after = read_conditions(device)
     finally:
         device.close()
     if answer.bench is None or (args.profile and answer.profile is None):
         raise SenselessError(f"{device.name}: edgepack-run measured nothing")
     lines = bench_lines(answer.bench) + answer_lines(replace(answer, top=()))
+    if stages:
+        lines += stage_time_lines(stages)
     lines += _conditions(before, after)
     if answer.profile:
         lines += ["", *profile_lines(answer.profile)]
@@ -108,7 +117,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
     made = bench_page(answer, title, release=release, conditions=(before, after), frame=frame)
     save(args, console, made)
     conditions = {"before": asdict(before), "after": asdict(after)}
-    console.data({**answer.to_dict(), "conditions": conditions}, "\n".join(lines))
+    data = {**answer.to_dict(), "conditions": conditions}
+    if stages:
+        data["stage_times"] = stages.to_dict()
+    console.data(data, "\n".join(lines))
     return 0
 
 

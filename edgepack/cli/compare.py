@@ -46,7 +46,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Compare, and name the first layer that diverges."""
-    from edgepack.flow.compare import compare_layers, compare_releases, compare_stages
+    from edgepack.flow.compare import (
+        compare_layers,
+        compare_releases,
+        compare_stage_releases,
+        compare_stages,
+    )
     from edgepack.flow.job import make_job
 
     if args.release is not None and not re.fullmatch("[0-9a-f]{12}", args.release):
@@ -68,7 +73,12 @@ def run(args: argparse.Namespace, console: Console) -> int:
             changed = compare_releases(
                 job, device, root, args.release, inputs=inputs, progress=console
             )
-            console.data(changed.to_dict(), "\n".join(_changes(changed)))
+            stage_changes = (
+                {}
+                if inputs
+                else compare_stage_releases(job, device, root, args.release, progress=console)
+            )
+            console.data(*_changed(changed, stage_changes))
             return 0
         found = compare_layers(job, device, root, inputs=inputs, progress=console)
         # What a stage is given hangs on the golden photo, not on tensors of one's own.
@@ -128,9 +138,23 @@ def _lines(found: Compared, where: str, *, every: bool) -> list[str]:
     return lines
 
 
+def _changed(found: Changed, stages: dict[str, Changed | None]) -> tuple[dict[str, Any], str]:
+    """For --json, and for a person."""
+    lines = [f"release {found.current}, current, beside {found.other}:", *_changes(found)]
+    data = found.to_dict()
+    if stages:
+        data["stages"] = [
+            {"stage": name, "changed": None if one is None else one.to_dict()}
+            for name, one in stages.items()
+        ]
+    for name, one in stages.items():
+        said = ["is not in both releases"] if one is None else _changes(one)
+        lines += ["", f"stage '{name}':", *said]
+    return data, "\n".join(lines)
+
+
 def _changes(found: Changed) -> list[str]:
-    lines = [f"release {found.current}, current, beside {found.other}:"]
-    lines += [f"{name:<10} {was} -> {now}" for name, now, was in found.facts]
+    lines = [f"{name:<10} {was} -> {now}" for name, now, was in found.facts]
     lines.append(f"files      {', '.join(found.files) or 'all the same'}")
     output = found.output
     if output.max_abs_error == 0:

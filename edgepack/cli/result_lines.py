@@ -21,6 +21,7 @@ from edgepack.deploy.app_answers import (
 if TYPE_CHECKING:
     from edgepack.deploy.deploy import Report
     from edgepack.deploy.smoke import Smoke
+    from edgepack.deploy.stage_times import StageTimes
     from edgepack.device.facts import DeviceFacts
     from edgepack.flow.dry_run import DryRun
     from edgepack.model.sources import ModelSource
@@ -175,6 +176,32 @@ def bench_lines(bench: Bench) -> list[str]:
         f"mean      {bench.mean_ms:.2f} ms{mark}, std {bench.std_ms:.2f}",
         f"p50/90/99 {bench.p50_ms:.2f} / {bench.p90_ms:.2f} / {bench.p99_ms:.2f} ms{mark}",
         f"min, max  {bench.min_ms:.2f}, {bench.max_ms:.2f} ms{mark}",
+    ]
+
+
+def stage_time_lines(times: StageTimes) -> list[str]:
+    """Each model of a release with stages, alone, and the photo through all of them."""
+    mark = emulated_mark(times.whole.emulated)
+    rows = [
+        (
+            part.stage or "(first)",
+            str(part.boxes),
+            f"{part.bench.p50_ms:.2f}",
+            f"{part.bench.min_ms:.2f}",
+            f"{part.boxes * part.bench.min_ms:.2f}",
+            f"{part.rss_peak_bytes / 1e6:.1f}",
+        )
+        for part in times.parts
+    ]
+    p50, fastest = f"{times.whole.p50_ms:.2f}", f"{times.whole.min_ms:.2f}"
+    rows.append(("(whole)", "1", p50, fastest, fastest, f"{times.rss_peak_bytes / 1e6:.1f}"))
+    return [
+        "",
+        table(rows, ("MODEL", "RUNS", f"P50 MS{mark.upper()}", "MIN MS", "ALL RUNS", "PEAK MB")),
+        "",
+        f"whole / sum of parts {times.time_ratio:.3f}{mark}, peak memory / largest part "
+        f"{times.memory_ratio:.3f}{mark}",
+        "",
     ]
 
 

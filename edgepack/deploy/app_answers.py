@@ -317,7 +317,8 @@ class RanOn:
 
 @dataclass(frozen=True, kw_only=True)
 class AppAnswer:
-    """What edgepack-run said of one input; `times_ms` are those it measured, by step.
+    """What edgepack-run said of one input; `times_ms` are those it measured, by step. `whole_bench`
+    is of a photo through all stages.
 
     `emulated`: they and the peak of memory are those of an emulator.
     """
@@ -334,6 +335,7 @@ class AppAnswer:
     areas: tuple[SeenArea, ...] | None = None
     text: tuple[str, ...] = ()
     stages: tuple[StageBoxes, ...] = ()
+    whole_bench: Bench | None = None
     emulated: bool = False
     document: Mapping[str, Any] = field(repr=False)
 
@@ -356,6 +358,7 @@ class AppAnswer:
             memory=memory,
             expected=answer.part("expected", Deviation.read),
             bench=answer.part("bench", Bench.read),
+            whole_bench=answer.part("whole_bench", Bench.read),
             profile=answer.part("profile", Profile.read),
             ran_on=answer.part("processor", RanOn.read),
             areas=answer.parts("areas", SeenArea.read) if answer.has("areas") else None,
@@ -370,6 +373,7 @@ class AppAnswer:
             self,
             emulated=True,
             bench=self.bench and replace(self.bench, emulated=True),
+            whole_bench=self.whole_bench and replace(self.whole_bench, emulated=True),
             profile=self.profile and replace(self.profile, emulated=True),
         )
 

@@ -18,14 +18,16 @@ from typing import Any
 import numpy as np
 import onnx
 
-from edgepack.base.errors import MismatchError, ModelError
+from edgepack.base.errors import BundleError, MismatchError, ModelError
 from edgepack.base.page import Tabular
 from edgepack.base.progress import NO_PROGRESS, Progress
-from edgepack.base.tables import read_json
+from edgepack.base.tables import Table, parse_json, read_json
 from edgepack.bundle.manifest import (
     GRAPH,
     MANIFEST_NAME,
     MAX_MANIFEST_BYTES,
+    STAGES,
+    STAGES_FOLDER,
     Manifest,
     parse_manifest,
 )
@@ -270,35 +272,101 @@ def compare_releases(
     Raises what compiling and running on the device raise, and `ManifestError` for a manifest there
     that is none.
     """
-    for release in ("", other):
-        need_release(device, root, release)
-    compiled = compile_job(job, progress=progress)
-    given = tuple(inputs) or _golden(job)
-    progress.step(f"both releases on {device.name}")
-    now, was = (
-        parse_manifest(_file(device, root, release, MANIFEST_NAME)) for release in ("", other)
-    )
-    outputs = [_output(device, root, release, given) for release in ("", other)]
-    plan = compiled.graph.read_bytes()
-    layers: list[LayerError] = []
-    if all(_file(device, root, release, GRAPH) == plan for release in ("", other)):
-        integers = integer_model(job.model.path, job.model.proto, compiled.floats)
-        for piece in _pieces(list(_points(compiled, _tensors(job.model, integers)))):
-            results = (_results(piece, device, root, given, release) for release in ("", other))
-            for point, new, old in zip(piece, *results, strict=True):
-                layers.append(_error(point, new, old.reshape(new.shape), 0.0))
+    now, was = _manifests(device, root, other)
+    output, layers = _changes(job, device, root, other, tuple(inputs) or _golden(job), 0, progress)
     return Changed(
         current=now.release,
         other=was.release,
         facts=tuple(fact for fact in _facts(now, was) if fact[1] != fact[2]),
-        files=tuple(
-            name
-            for name in sorted({*now.files, *was.files})
-            if now.files.get(name) != was.files.get(name)
-        ),
-        output=compare(outputs[0], outputs[1], 0.0),
-        layers=tuple(layers),
+        files=_changed_files(now, was),
+        output=output,
+        layers=layers,
     )
+
+
+def compare_stage_releases(
+    job: Job, device: Device, root: str, other: str, *, progress: Progress = NO_PROGRESS
+) -> dict[str, Changed | None]:
+    """The same of each stage on what it is given of the golden photo, by their names, in order;
+    `facts` are those of the releases. None for one that the release `other` has not, or not as the
+    same number."""
+    if not job.stages:
+        return {}
+    now, was = _manifests(device, root, other)
+    names = [
+        _stage_names(device, root, release, manifest)
+        for release, manifest in (("", now), (other, was))
+    ]
+    golden = make_golden(job.model, preprocess=job.preprocess, image=job.project.golden_image)
+    found: dict[str, Changed | None] = {}
+    for number, (opened, own) in enumerate(stage_jobs(job, golden), start=1):
+        name = opened.stage.name
+        found[name] = None
+        if any(some[number - 1 : number] != [name] for some in names):
+            continue
+        output, layers = _changes(own, device, root, other, _golden(own), number, progress)
+        found[name] = Changed(
+            current=now.release,
+            other=was.release,
+            facts=(),
+            files=_changed_files(now, was, f"{STAGES_FOLDER}/{number}/"),
+            output=output,
+            layers=layers,
+        )
+    return found
+
+
+def _manifests(device: Device, root: str, other: str) -> tuple[Manifest, Manifest]:
+    """The current release's and that of `other`."""
+    for release in ("", other):
+        need_release(device, root, release)
+    now, was = (
+        parse_manifest(_file(device, root, release, MANIFEST_NAME)) for release in ("", other)
+    )
+    return now, was
+
+
+def _stage_names(device: Device, root: str, release: str, manifest: Manifest) -> list[str]:
+    if STAGES not in manifest.files:
+        return []
+    document = parse_json(_file(device, root, release, STAGES), file=STAGES, error=BundleError)
+    stages = Table(document, file=STAGES, error=BundleError).take_list("stages", dict)
+    return [str(stage.get("name")) for stage in stages]
+
+
+def _changed_files(now: Manifest, was: Manifest, below: str = "") -> tuple[str, ...]:
+    return tuple(
+        name
+        for name in sorted({*now.files, *was.files})
+        if name.startswith(below) and now.files.get(name) != was.files.get(name)
+    )
+
+
+def _changes(
+    job: Job,
+    device: Device,
+    root: str,
+    other: str,
+    given: Sequence[Array],
+    stage: int,
+    progress: Progress,
+) -> tuple[Comparison, tuple[LayerError, ...]]:
+    """How far the model's first output, and results of its layers, are from those of `other`."""
+    compiled = compile_job(job, progress=progress)
+    progress.step(f"both releases on {device.name}")
+    outputs = [_output(device, root, release, given, stage) for release in ("", other)]
+    plan = compiled.graph.read_bytes()
+    layers: list[LayerError] = []
+    if all(_file(device, root, release, GRAPH, stage) == plan for release in ("", other)):
+        integers = integer_model(job.model.path, job.model.proto, compiled.floats)
+        for piece in _pieces(list(_points(compiled, _tensors(job.model, integers)))):
+            results = (
+                _results(piece, device, root, given, release, stage=stage)
+                for release in ("", other)
+            )
+            for point, new, old in zip(piece, *results, strict=True):
+                layers.append(_error(point, new, old.reshape(new.shape), 0.0))
+    return compare(outputs[0], outputs[1], 0.0), tuple(layers)
 
 
 def _facts(now: Manifest, was: Manifest) -> Iterator[tuple[str, str, str]]:
@@ -322,11 +390,13 @@ def _file(device: Device, root: str, release: str, name: str, stage: int = 0) ->
             return file.read(MAX_MANIFEST_BYTES + 1)
 
 
-def _output(device: Device, root: str, release: str, inputs: Sequence[Array]) -> Array:
+def _output(device: Device, root: str, release: str, inputs: Sequence[Array], stage: int) -> Array:
     """A release's first output."""
     with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
         output = Path(name) / "output.npy"
-        request = RunRequest(inputs=_saved(inputs, Path(name)), outputs=(output,), release=release)
+        request = RunRequest(
+            inputs=_saved(inputs, Path(name)), outputs=(output,), release=release, stage=stage
+        )
         ask_app(device, root, request)
         return _load(output, device.name)
 

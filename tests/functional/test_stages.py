@@ -27,8 +27,9 @@ from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.manifest import APP
 from edgepack.cli import main
 from edgepack.deploy.deploy import deploy_bundle
+from edgepack.deploy.stage_times import time_stages
 from edgepack.flow.check import check_project
-from edgepack.flow.compare import compare_stages
+from edgepack.flow.compare import compare_stage_releases, compare_stages
 from edgepack.flow.job import Job, make_job, package_job
 from edgepack.flow.project import load_project
 from edgepack.flow.results import check_crops
@@ -96,6 +97,12 @@ def _folder(folder: Path, board: str, most: int = 1) -> Path:
     path = folder / "edgepack.toml"
     path.write_text(PROJECT.format(board=board) + STAGES.format(most=most))
     return path
+
+
+def _with_other_stage(folder: Path) -> Job:
+    file = folder / "edgepack.toml"
+    file.write_text(file.read_text().replace('name = "tight"', 'name = "loose"\npadding = 0.5'))
+    return make_job(load_project(file))
 
 
 @pytest.fixture(scope="module")
@@ -285,11 +292,33 @@ def test_a_board_says_the_same(made: tuple[Job, Bundle, Path], tmp_path: Path) -
         assert report.smoke.photo is not None
         there = report.smoke.photo["boxes"]
         compared = compare_stages(job, device, "edgepack/faces")
+        times = time_stages(device, "edgepack/faces", ("--warmup", "0"), runs=2)
+        # Another model for the second stage, of another name: the first is what it was.
+        other = _with_other_stage(tmp_path)
+        deploy_bundle(package_job(other, tmp_path / "other"), device, "edgepack/faces")
+        changed = compare_stage_releases(other, device, "edgepack/faces", bundle.manifest.release)
+    assert list(changed) == ["turned", "loose"]
+    assert changed["loose"] is None
+    same = changed["turned"]
+    assert same is not None
+    assert same.files == ()
+    assert same.output.max_abs_error == 0
+    assert same.layers
+    assert same.first is None
     assert list(compared) == ["turned", "tight"]
     for one in compared.values():
         assert one.same_plan
         assert one.layers
         assert one.first is None
+    assert times is not None
+    assert [(part.stage, part.boxes) for part in times.parts] == [
+        ("", 1),
+        ("turned", 1),
+        ("tight", 2),
+    ]
+    assert all(part.bench.runs == 2 for part in times.parts)
+    # The first model alone has no other's weights.
+    assert times.parts[0].rss_peak_bytes < times.rss_peak_bytes
     wanted = _run(here, "--image", tmp_path / "faces.png")["boxes"]
     assert [list(one["answers"]) for one in there] == [list(one["answers"]) for one in wanted]
     for one, other in zip(there, wanted, strict=True):

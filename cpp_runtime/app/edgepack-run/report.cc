@@ -31,9 +31,9 @@ void WriteOutput(const TensorInfo& info, JsonWriter* json) {
   json->EndObject();
 }
 
-void WriteBench(const Report::Bench& bench, JsonWriter* json) {
+void WriteBench(const char* key, const Report::Bench& bench, JsonWriter* json) {
   const Statistics statistics = Summarise(bench.times_ms);
-  json->Key("bench").BeginObject().Key("warmup").Int(bench.warmup);
+  json->Key(key).BeginObject().Key("warmup").Int(bench.warmup);
   WriteCount("runs", bench.times_ms.size(), json);
   WriteList("times_ms", bench.times_ms, json, [&](double time) { json->Number(time); });
   json->Key("mean_ms").Number(statistics.mean).Key("std_ms").Number(statistics.std);
@@ -166,6 +166,13 @@ void PrintFound(const Found& found, std::ostream& out) {
   }
 }
 
+void PrintBench(const Report::Bench& bench, std::ostream& out) {
+  const Statistics s = Summarise(bench.times_ms);
+  out << bench.times_ms.size() << " runs after " << bench.warmup << " to warm up: mean " << s.mean
+      << " ms, std " << s.std << ", min " << s.min << ", p50 " << s.p50 << ", p90 " << s.p90
+      << ", p99 " << s.p99 << ", max " << s.max << "\n";
+}
+
 double Mega(std::size_t bytes) { return static_cast<double>(bytes) / 1e6; }
 
 }  // namespace
@@ -199,7 +206,8 @@ std::string JsonLine(const Report& report, std::string memory) {
       json.EndObject();
     });
   }
-  if (report.bench) WriteBench(*report.bench, &json);
+  if (report.bench) WriteBench("bench", *report.bench, &json);
+  if (report.whole_bench) WriteBench("whole_bench", *report.whole_bench, &json);
   if (report.profile) WriteProfile(*report.profile, &json);
   if (report.expected) WriteExpected(*report.expected, &json);
   std::string line = json.EndObject().Take();
@@ -235,11 +243,10 @@ void PrintText(const Report& report, std::ostream& out) {
         << Mega(report.rss_peak_bytes) << " MB\n";
   }
   if (report.processor) PrintProcessor(*report.processor, out);
-  if (report.bench) {
-    const Statistics s = Summarise(report.bench->times_ms);
-    out << report.bench->times_ms.size() << " runs after " << report.bench->warmup
-        << " to warm up: mean " << s.mean << " ms, std " << s.std << ", min " << s.min << ", p50 "
-        << s.p50 << ", p90 " << s.p90 << ", p99 " << s.p99 << ", max " << s.max << "\n";
+  if (report.bench) PrintBench(*report.bench, out);
+  if (report.whole_bench) {
+    out << "through all stages: ";
+    PrintBench(*report.whole_bench, out);
   }
   if (report.profile) PrintProfile(*report.profile, out);
   if (report.expected) {

@@ -48,6 +48,8 @@ struct Report : Found {
   /// Of a batch: what the photos after the first show.
   std::vector<std::pair<std::string, Found>> more;
   std::optional<Bench> bench;
+  /// Of a photo through all stages.
+  std::optional<Bench> whole_bench;
   std::optional<Profile> profile;
   std::optional<Comparison> expected;
 };

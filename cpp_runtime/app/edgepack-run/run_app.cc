@@ -495,6 +495,23 @@ void LookAtBoxes(const cv::Mat& photo, const Options& options, Stages* stages, R
   *report->run_ms += stages->Look(photo, options.save_crops, report);
 }
 
+/// --bench of a photo through all stages: from the first model's tensor, `inputs`, to the last
+/// answer.
+void BenchWhole(const Options& options, const InputCopies& inputs, const Photo& photo,
+                Session* session, Finder* finder, Stages* stages, Report* report) {
+  Report::Bench bench;
+  bench.warmup = options.warmup;
+  for (int i = 0; i < options.warmup + *options.bench; ++i) {
+    inputs.Restore(*session);
+    const Stopwatch run;
+    session->Run();
+    finder->Find(session->outputs(), photo.geometry, report);
+    stages->Look(photo.image, std::nullopt, report);
+    if (i >= options.warmup) bench.times_ms.push_back(run.ms());
+  }
+  report->whole_bench = std::move(bench);
+}
+
 /// The golden inputs of stages, each compared with its own golden outputs.
 void CompareStages(const Stages& stages, Report* report) {
   for (const auto& stage : stages.all()) {
@@ -586,6 +603,8 @@ Report Execute(const Options& options, const BundleFolder& bundle,
   } else {
     SetInputs(options.inputs, &session);
   }
+  std::optional<InputCopies> inputs;
+  if (options.bench && photo && stages != nullptr) inputs.emplace(session);
   Run(options, &session, &report);
   report.processor = session.model().processor();
   for (const TensorView& output : session.outputs()) report.outputs.push_back(*output.info);
@@ -603,6 +622,7 @@ Report Execute(const Options& options, const BundleFolder& bundle,
   }
   if (stages != nullptr) {  // in the memory of the first model's outputs
     if (photo) LookAtBoxes(photo->image, options, stages, &report);
+    if (inputs) BenchWhole(options, *inputs, *photo, &session, &finder, stages, &report);
     if (options.golden) CompareStages(*stages, &report);
   }
   if (options.mask) SaveMask(*options.mask, report);

@@ -37,6 +37,7 @@ Report FullReport() {
   report.outputs = {Info(DType::kFloat32, {1, 4})};
   report.top = {{{2, 0.75}, "Egyptian cat"}, {{1, 0.25}, {}}};
   report.bench = Report::Bench{3, {4, 5, 6}};
+  report.whole_bench = Report::Bench{1, {7, 9}};
   report.profile = Profile{3,
                            0.125,
                            {{{"conv1x1", "first", "Conv+Relu", 500000}, 3, 0.75, 2.5},
@@ -119,6 +120,9 @@ TEST_CASE("a full report") {
   CHECK(bench.Int("runs") == 3);
   CHECK(bench.Number("mean_ms") == 5);
   CHECK(bench.Numbers("times_ms") == std::vector<double>{4, 5, 6});
+  JsonObject whole = json.Object("whole_bench");
+  CHECK(whole.Int("warmup") == 1);
+  CHECK(whole.Numbers("times_ms") == std::vector<double>{7, 9});
   JsonObject profile = json.Object("profile");
   CHECK(profile.Int("runs") == 3);
   CHECK(profile.Number("overhead_ms") == 0.125);
@@ -138,6 +142,7 @@ TEST_CASE("a full report") {
   CHECK(Contains(text, "load 1.50 ms, decode 2.00 ms, preprocess 3.00 ms, run 4.00 ms\n"));
   CHECK(Contains(text, "2 threads, parameters"));
   CHECK(Contains(text, "3 runs after 3 to warm up: mean 5.00 ms"));
+  CHECK(Contains(text, "through all stages: 2 runs after 1 to warm up: mean 8.00 ms"));
   CHECK(Contains(text, "     3.000  75.0%      2.5  first Conv+Relu\n"));
   CHECK(Contains(text, "     1.000  25.0%        -  pack layout\n"));
   CHECK(Contains(text, "outputs agree: largest error 5.00e-01"));
