@@ -35,7 +35,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="SSH address of the device, or another name as for `deploy`",
     )
     parser.add_argument(
-        "--labels", type=Path, metavar="FILE", help="a text file with one class name per line"
+        "--labels",
+        type=Path,
+        metavar="FILE",
+        help="a file with one class name per line, or a list of classes in JSON, YAML or CSV",
     )
     parser.add_argument(
         "--image", type=Path, metavar="FILE", help="photo for the smoke test on the device"

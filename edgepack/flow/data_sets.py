@@ -350,7 +350,7 @@ def _shown(value: object) -> str:
 def read_yolo(file: Path, split: str | None = None, *, outlines: bool = False) -> DataSet:
     """The data set of a data.yaml: `names`, `path`, and a folder (or several, or a list of photos)
     for each split. Raises `UsageError`."""
-    table = _read_yaml(file)
+    table = read_yaml(file)
     names = _names(table.get("names"), file)
     root = file.parent
     if isinstance(path := table.get("path"), str) and path:
@@ -393,7 +393,7 @@ def _names(value: object, file: Path) -> dict[int, str]:
     return {index: value[str(index)] for index in range(len(value))}
 
 
-def _read_yaml(file: Path) -> dict[str, Any]:
+def read_yaml(file: Path) -> dict[str, Any]:
     """The table in a YAML file without aliases. All that is no list or table is text: a class may
     be called `no`."""
     import yaml

@@ -7,7 +7,6 @@ expected kind is passed over, files and lists have a largest size.
 
 from __future__ import annotations
 
-import ast
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,12 +15,13 @@ from typing import Any
 
 from edgepack.base.errors import ConfigError
 from edgepack.base.tables import read_json
+from edgepack.flow import class_names
+from edgepack.flow.class_names import key_of, label_of, literal, names_in, value_in
 from edgepack.model import LoadedModel, TensorInfo
 from edgepack.model.sources.mlflow import ABOUT, read_about
 from edgepack.model.tflite_metadata import read_metadata
 from edgepack.postprocess.boxes import MOST_POINTS
 
-_MAX_METADATA = 1 << 20
 _MOST_PIXEL = 65535.0
 _MAX_CLASSES = 1 << 16
 _MAX_CONFIG = 16 << 20
@@ -136,13 +136,13 @@ def said_by_ultralytics(
     is_theirs = metadata.get("author") == "Ultralytics" or {"stride", "task"} <= metadata.keys()
     if not is_theirs and not {"stride", "names"} <= metadata.keys():
         return None
-    names = _literal(metadata.get("names", ""))
+    names = literal(metadata.get("names", ""))
     if isinstance(names, list):
         names = dict(enumerate(names))
     labels: tuple[str, ...] = ()
     if isinstance(names, dict) and set(names) == set(range(len(names))) and names:
-        labels = tuple(_label(names[i]) for i in range(len(names)))
-    size = _literal(metadata.get("imgsz", ""))
+        labels = tuple(label_of(names[i]) for i in range(len(names)))
+    size = literal(metadata.get("imgsz", ""))
     task = metadata.get("task", "detect")
     # Its classifiers take the centre of the resized photo; all else is letterboxed.
     table: dict[str, Any] = {"preset": "yolo-letterbox"}
@@ -187,7 +187,7 @@ def _head(
         own = {**own, "outputs": [outputs[0].name, *masks]}
     _, second, third = outputs[0].shape
     # Where there are as many boxes as channels, shapes alone tell nothing.
-    args = _literal(metadata.get("args", ""))
+    args = literal(metadata.get("args", ""))
     has_nms = isinstance(args, dict) and bool(args.get("nms"))
     is_end = has_nms or metadata.get("end2end") == "True"
     if third == 6 + count and (is_end or second != 4 + classes + count):
@@ -217,7 +217,7 @@ def _more_of(
 
 def _key_points(metadata: Mapping[str, str]) -> tuple[dict[str, Any], int] | None:
     """Of kpt_shape "[17, 3]": so many points, and how many numbers each has."""
-    shape = _literal(metadata.get("kpt_shape", ""))
+    shape = literal(metadata.get("kpt_shape", ""))
     if not isinstance(shape, list) or [type(one) for one in shape] != [int, int]:
         return None
     points, size = shape
@@ -226,71 +226,62 @@ def _key_points(metadata: Mapping[str, str]) -> tuple[dict[str, Any], int] | Non
     return {"points": points} | ({"point_size": 2} if size == 2 else {}), points * size
 
 
-_LABELS = (
-    *("names", "labels", "classes", "class_names", "classnames", "class_labels", "label_names"),
-    *("categories", "category_names", "id2label", "label2id", "idx_to_class", "class_to_idx"),
+_PREFIXES = (
+    *("", "image_", "img_", "pixel_", "input_", "rgb_", "norm_", "normalize_"),
+    *("normalization_", "normalisation_", "preprocess_", "preprocessing_"),
 )
-_PIXELS = (("mean", "std"), ("image_mean", "image_std"), ("pixel_mean", "pixel_std"))
-_MOST_LETTERS = 60  # of a label in a line of several
+_PAIRS = (
+    *(("mean", "std"), ("means", "stds"), ("mean", "stddev"), ("means", "stddevs")),
+    *(("means", "stdevs"), ("mean_values", "std_values"), ("mean_values", "scale_values")),
+)
+_PIXELS = tuple((at + mean, at + std) for at in _PREFIXES for mean, std in _PAIRS)
+_COLOURS = (
+    *("color", "colour", "color_order", "channel_order", "color_format", "color_space"),
+    *("input_color", "input_format", "image_format", "pixel_format", "color_mode"),
+)
+_MOST_LEVELS = 3
 
 
 def _said_plainly(metadata: Mapping[str, str]) -> Known | None:
     """What people write into the metadata themselves: labels as a list or table in JSON or Python,
-    line by line, or in a line; mean and std of pixels."""
-    said = {key.casefold(): value for key, value in metadata.items()}
-    labels: tuple[str, ...] = next(filter(None, (_labels_in(said.get(k, "")) for k in _LABELS)), ())
+    line by line, or in a line; mean and std of pixels, and their order. All of it may be in one
+    entry, a table in JSON."""
+    said = _entries(metadata)
+    labels = next(filter(None, (names_in(said.get(key, "")) for key in class_names.KEYS)), ())
     table: dict[str, Any] = {}
     keys = next((keys for keys in _PIXELS if said.keys() >= set(keys)), _PIXELS[0])
-    mean, std = (_channels(_value_in(_with_commas(said.get(key, "")))) for key in keys)
+    mean, std = (_channels(value_in(_with_commas(said.get(key, "")))) for key in keys)
     if mean is not None and std is not None and min(std) > 0:
         # Of pixels from 0 to 255, or from 0 to 1; both are 0 and 1 for either.
         is_whole = max(*mean, *std) > 1
         if is_whole or any(mean) or set(std) != {1.0}:
             table = {"scale": 1.0 if is_whole else 1 / 255, "mean": mean, "std": std}
+            colour = next((said[key].strip().casefold() for key in _COLOURS if key in said), "")
+            table |= {"color": colour} if colour in ("rgb", "bgr") else {}
     if not labels and not table:
         return None
     return Known(source="the model's metadata", preprocess=table, labels=labels, partly=True)
 
 
+def _entries(metadata: Mapping[str, str], levels: int = _MOST_LEVELS) -> dict[str, str]:
+    """All that is said, by keys in one spelling; what a table in JSON says counts as said by
+    itself, after what is."""
+    said = {key_of(key): value for key, value in metadata.items()}
+    for key, value in metadata.items():
+        table = value_in(value) if value.lstrip().startswith("{") and levels else None
+        if key_of(key) not in class_names.KEYS and isinstance(table, dict):
+            texts = {
+                key: one if isinstance(one, str) else json.dumps(one)
+                for key, one in table.items()
+                if isinstance(key, str)
+            }
+            said = {**_entries(texts, levels - 1), **said}
+    return said
+
+
 def _with_commas(text: str) -> str:
     """Numbers that only spaces part, with commas."""
     return text if set(text) & set(",[(") else ",".join(text.split())
-
-
-def _value_in(text: str) -> Any:
-    """What JSON, a Python literal, or numbers with commas stand for; None if it is none."""
-    if not text or len(text) > _MAX_METADATA:
-        return None
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return _literal(text) if text.lstrip()[:1] in ("[", "{", "(") else _literal(f"[{text}]")
-
-
-def _labels_in(text: str) -> tuple[str, ...]:
-    value = _value_in(text)
-    if isinstance(value, dict):
-        # {"0": "cat"} or {0: "cat"}; or {"cat": 0}
-        if all(type(one) is int for one in value.values()):
-            value = {number: name for name, number in value.items()}
-        keys = {str(key): name for key, name in value.items()}
-        value = [keys.get(str(number)) for number in range(len(keys))]
-    if value is None and len(text) <= _MAX_METADATA:
-        # The separator that comes first in this order.
-        by = next((one for one in "\n;," if one in text.strip()), None)
-        value = text.strip().split(by) if by else None
-        if value and by != "\n" and max(map(len, value)) > _MOST_LETTERS:
-            return ()
-    if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
-        # COCO's categories, whose numbers may have gaps: the model's classes are in their order.
-        numbers = [one.get("id") for one in value]
-        if not all(type(one) is int for one in numbers) or len(set(numbers)) != len(numbers):
-            return ()
-        value = [one.get("name") for one in sorted(value, key=lambda one: one["id"])]
-    if not isinstance(value, list | tuple) or not 1 < len(value) <= _MAX_CLASSES:
-        return ()
-    labels = tuple(map(_label, value))
-    return labels if all(labels) and not all(isinstance(one, int) for one in value) else ()
 
 
 def _channels(value: object) -> list[float] | None:
@@ -303,27 +294,12 @@ def _channels(value: object) -> list[float] | None:
     return numbers if good else None
 
 
-def _literal(text: str) -> Any:
-    """The Python literal that a metadata entry is, or None."""
-    if not text or len(text) > _MAX_METADATA:
-        return None
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return None
-
-
-def _label(value: object) -> str:
-    """One line, or empty."""
-    return " ".join(str(value).split()) if isinstance(value, str | int) else ""
-
-
 def _id2label(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Hugging Face's table of classes: {"0": "tench", ...}."""
     table = config.get("id2label")
     if not isinstance(table, dict) or not 0 < len(table) <= _MAX_CLASSES:
         return ()
-    labels = tuple(_label(table.get(str(number))) for number in range(len(table)))
+    labels = tuple(label_of(table.get(str(number))) for number in range(len(table)))
     return labels if all(labels) else ()
 
 
@@ -411,7 +387,7 @@ def _timm(values: Mapping[str, Any], path: Path) -> Known | None:
     names = config.get("label_names")
     labels: tuple[str, ...] = ()
     if isinstance(names, list) and 0 < len(names) <= _MAX_CLASSES:
-        labels = tuple(map(_label, names))
+        labels = tuple(map(label_of, names))
     return Known(
         source=path.name,
         preprocess=table,

@@ -22,6 +22,7 @@ from edgepack.base.page import Tabular
 from edgepack.base.schemas import SCHEMA_OF, is_schema, schema_text
 from edgepack.base.tables import to_toml
 from edgepack.base.text import one_line
+from edgepack.flow.class_names import TEXTS, files_beside, names_in_file, try_names_in_file
 from edgepack.flow.exporters import Known, read_exporter
 from edgepack.flow.project import (
     PROJECT_FILE,
@@ -40,7 +41,6 @@ from edgepack.postprocess.spec import read_postprocess
 from edgepack.preprocess.presets import PRESETS, fit_size
 from edgepack.preprocess.spec import DTYPES, PreprocessSpec
 
-LABEL_FILES = ("labels.txt", "classes.txt", "imagenet_classes.txt")
 _MADE_LABELS = "labels.txt"
 _GUESS = "a guess"
 # Nodes that change no value of what they are given.
@@ -359,27 +359,50 @@ def _labels(
     """The key `labels`, and the file to be made for it; `named` if nobody says others."""
     classes = _classes(model)
     if given is not None:
-        count = len(read_labels(given))
+        listed = names_in_file(given)
+        count = len(listed or read_labels(given))
         if classes is not None and count != classes:
             raise ConfigError(
                 f"{given}: {count} labels, but the model has {classes} classes",
                 hint="one line for each class, in the order of the output",
             )
+        if listed:
+            return _made_labels(model, listed, f"from {given.name}", out)
         return Line("labels", relative_to(given, out)), None
     if known is not None and known.labels and classes in (None, len(known.labels)):
         return _made_labels(model, known.labels, f"from {known.labels_source or known.source}", out)
     if classes is None:
         return None, None
-    for name in LABEL_FILES:
-        file = model.path.parent / name
-        if file.is_file() and len(read_labels(file)) == classes:
-            return Line(
-                "labels", relative_to(file, out), f"{classes} lines, as many as classes"
-            ), None
-    if classes == len(named):
+    found = _labels_beside(model, classes, out)
+    if found is None and classes == len(named):
         why = f"{_GUESS}: the folders of --photos, in alphabetical order"
         return _made_labels(model, named, why, out)
-    return None, None
+    return found or (None, None)
+
+
+def _labels_beside(
+    model: LoadedModel, classes: int, out: Path
+) -> tuple[Line, tuple[Path, str] | None] | None:
+    """Those of a file in the model's folder that lists as many as there are classes."""
+    for file in files_beside(model.path):
+        listed = try_names_in_file(file)
+        if listed and len(listed) == classes:
+            return _made_labels(model, listed, f"from {file.name}, as many as classes", out)
+        if listed is None and file.suffix in TEXTS and _lines_of(file) == classes:
+            why = f"{classes} lines, as many as classes"
+            return Line("labels", relative_to(file, out), why), None
+    return None
+
+
+def _lines_of(file: Path) -> int:
+    """How many labels a file lists one on each line. One of another name than `labels.txt` may be
+    anything."""
+    try:
+        return len(read_labels(file))
+    except ConfigError:
+        if file.name.casefold() == _MADE_LABELS:
+            raise
+        return 0
 
 
 def _made_labels(

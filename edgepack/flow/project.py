@@ -355,12 +355,15 @@ def labels_of(project: Project) -> tuple[str, ...] | None:
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
-    """Class names, one per line; line n is class n.
+    """Class names, one per line; line n is class n. Empty lines at the end are none.
 
-    Raises `ConfigError` if the file is not there, is not UTF-8, has an empty line, or one with
+    Raises `ConfigError` if the file is not there, is not UTF-8, has another empty line, or one with
     what steers a terminal: control characters but tabs, or overrides of the direction of text.
     """
-    labels = tuple(line.strip() for line in text_lines(read_text(path)))
+    lines = [line.strip() for line in text_lines(read_text(path))]
+    while len(lines) > 1 and not lines[-1]:
+        lines.pop()
+    labels = tuple(lines)
     for number, label in enumerate(labels, start=1):
         if not label:
             raise ConfigError(

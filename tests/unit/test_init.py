@@ -20,7 +20,7 @@ from edgepack.base.schemas import schema_text
 from edgepack.cli import main
 from edgepack.flow.check import check_project
 from edgepack.flow.init import Draft, draft_project
-from edgepack.flow.project import Project, load_project
+from edgepack.flow.project import Project, load_project, read_labels
 from edgepack.flow.reference import ExpectedClassError
 from edgepack.preprocess.presets import PRESETS, fit_size
 from edgepack.preprocess.spec import PreprocessSpec, Resize
@@ -329,6 +329,15 @@ LABELS = [f"class {i}" for i in range(10)]
         ),
         ("class_names", ",".join(LABELS)),
         ("labels", "; ".join(LABELS)),
+        ("labels", "|".join(LABELS)),
+        ("labels", "\ufeff" + "\r\n".join(LABELS) + "\r\n"),
+        ("labels", "\n".join(f"{i} {label}" for i, label in enumerate(LABELS))),
+        ("labels", "\n".join(f"{i}: {label}" for i, label in enumerate(LABELS, start=1))),
+        ("Class-Names", json.dumps(LABELS)),
+        ("model.labels", json.dumps([{"label": label} for label in LABELS])),
+        ("target_names", str(np.array(LABELS))),
+        ("config", json.dumps({"id2label": dict(enumerate(LABELS)), "epochs": 3})),
+        ("meta", json.dumps({"data": {"class_list": LABELS}})),
     ],
 )
 def test_labels_in_the_metadata(tmp_path: Path, key: str, text: str) -> None:
@@ -350,11 +359,75 @@ def test_labels_in_the_metadata(tmp_path: Path, key: str, text: str) -> None:
         ("categories", json.dumps([{"id": str(i), "name": ""} for i in range(10)])),
         ("labels", ",".join("x" * 100 for _ in LABELS)),
         ("labels", ";;;;;;;;;"),
+        ("config", json.dumps({str(i): label for i, label in enumerate(LABELS)})),
+        ("config", json.dumps({"note": LABELS})),
     ],
 )
 def test_what_is_no_list_of_labels(tmp_path: Path, key: str, text: str) -> None:
     _, project = drafted(model(tmp_path / "m.onnx", {"x": IMAGE}, metadata={key: text}))
     assert project.labels is None
+
+
+_PBTXT = "".join(f'item {{ id: {i} name: "{label}" }}\n' for i, label in enumerate(LABELS, 1))
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("labels.txt", "\n".join(f"{i} {label}" for i, label in enumerate(LABELS))),
+        ("labels.txt", "\n".join(LABELS) + "\n\n\n"),
+        ("Labels.txt", "\r\n".join(LABELS)),
+        ("m.names", "\n".join(LABELS)),
+        ("coco.names", "\n".join(LABELS)),
+        ("labels.json", json.dumps(LABELS)),
+        ("class_indices.json", json.dumps({label: i for i, label in enumerate(LABELS)})),
+        ("metadata.json", json.dumps({"labels": LABELS, "imageSize": 224})),
+        ("data.yaml", "nc: 10\nnames:\n" + "".join(f"- {label}\n" for label in LABELS)),
+        ("labels.csv", "id,name\n" + "".join(f"{i},{x}\n" for i, x in enumerate(LABELS))),
+        ("label_map.pbtxt", _PBTXT),
+    ],
+)
+@pytest.mark.parametrize("given", [False, True])
+def test_labels_beside(tmp_path: Path, file: str, text: str, given: bool) -> None:
+    """As Teachable Machine, darknet, Keras, YOLO and TensorFlow write them."""
+    path = model(tmp_path / "m.onnx", {"x": IMAGE})
+    beside = tmp_path / file
+    if given:
+        (tmp_path / "other").mkdir()
+        beside = tmp_path / "other" / file
+    beside.write_text(text, newline="")
+    _, project = drafted(path, labels=beside if given else None)
+    assert project.labels is not None
+    assert read_labels(project.labels) == tuple(LABELS)
+    assert beside.read_text() == text.replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("m.json", json.dumps({f"setting {i}": i for i in range(10)})),
+        ("metadata.json", json.dumps(LABELS[:9])),
+        ("labels.json", "{"),
+        ("m.txt", "line\n" * 9),
+        ("class_names.txt", "a\n\nb\n"),
+        ("data.yaml", "a: [&x 1, *x]"),
+        ("label_map.pbtxt", "item { id: 1 }"),
+        ("labels.csv", "name\n"),
+    ],
+)
+def test_files_beside_that_list_no_labels(tmp_path: Path, file: str, text: str) -> None:
+    (tmp_path / file).write_text(text)
+    _, project = drafted(model(tmp_path / "m.onnx", {"x": IMAGE}))
+    assert project.labels is None
+
+
+def test_mean_and_std_in_a_table(tmp_path: Path) -> None:
+    said = {"normalization": json.dumps({"means": [104, 117, 123], "stds": [1, 1, 1]})}
+    said["Color-Order"] = "BGR"
+    _, project = drafted(model(tmp_path / "m.onnx", {"x": IMAGE}, metadata=said))
+    spec = project.preprocess
+    assert spec is not None
+    assert (spec.color, spec.mean, spec.std) == ("bgr", (104, 117, 123), (1, 1, 1))
 
 
 @pytest.mark.parametrize(
@@ -368,7 +441,7 @@ def test_what_is_no_list_of_labels(tmp_path: Path, key: str, text: str) -> None:
         ("123.675 116.28 103.53", "58.395 57.12 57.375", 1.0),
     ],
 )
-@pytest.mark.parametrize("prefix", ["", "image_", "pixel_"])
+@pytest.mark.parametrize("prefix", ["", "image_", "pixel_", "Normalize."])
 def test_mean_and_std_in_the_metadata(
     tmp_path: Path, prefix: str, mean: str, std: str, scale: float
 ) -> None:
