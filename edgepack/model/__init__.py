@@ -25,6 +25,7 @@ from edgepack.model.exported import read_exported
 from edgepack.model.external import load_external_data
 from edgepack.model.index import GraphIndex
 from edgepack.model.opsets import modernise_opset
+from edgepack.model.other_formats import check_content, check_format
 from edgepack.model.some_shapes import some_shapes
 from edgepack.model.states import bind_states, starts_of
 from edgepack.model.string_labels import number_strings
@@ -229,111 +230,6 @@ _READERS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-_KERAS = "keras.saving.load_model({name!r}).export('model.onnx', format='onnx')"
-_YOLO = "yolo export model=best.pt format=onnx"
-# What a file of another format is, and how the same model becomes ONNX.
-_OTHERS: dict[str, tuple[str, str]] = {
-    ".keras": ("a Keras model", f"with Keras 3 and tf2onnx: {_KERAS}"),
-    ".h5": ("a Keras model", f"with Keras 3 and tf2onnx: {_KERAS}"),
-    ".hdf5": ("a Keras model", f"with Keras 3 and tf2onnx: {_KERAS}"),
-    ".pb": (
-        "a TensorFlow graph",
-        "python -m tf2onnx.convert --saved-model {folder} --output model.onnx",
-    ),
-    ".eim": (
-        "a program of Edge Impulse with the model inside",
-        "download the model itself, ONNX or TensorFlow Lite, from the project's dashboard there",
-    ),
-    ".pdmodel": (
-        "a Paddle model",
-        "paddle2onnx --model_dir . --model_filename {name} --params_filename {stem}.pdiparams "
-        "--save_file model.onnx",
-    ),
-    ".pdiparams": (
-        "the weights of a Paddle model",
-        "paddle2onnx --model_dir . --model_filename {stem}.pdmodel --params_filename {name} "
-        "--save_file model.onnx",
-    ),
-    ".torchscript": (
-        "a TorchScript program",
-        f"{_YOLO}; or torch.onnx.export(torch.jit.load({{name!r}}), (example,), 'model.onnx', "
-        "dynamo=False)",
-    ),
-    ".safetensors": (
-        "weights without their graph",
-        "optimum-cli export onnx --model FOLDER onnx/",
-    ),
-    ".gguf": (
-        "weights of a language model without its graph",
-        "optimum-cli export onnx --model FOLDER onnx/, of the model that it was made from",
-    ),
-    ".ckpt": (
-        "a checkpoint: weights without their graph",
-        "where it was made, with PyTorch Lightning: model.to_onnx('model.onnx', example)",
-    ),
-    ".cbm": (
-        "a model of CatBoost",
-        "where it was made: model.save_model('model.onnx', format='onnx')",
-    ),
-    ".ubj": (
-        "a model of XGBoost",
-        "where it was made: onnx.save(onnxmltools.convert_xgboost(model, initial_types=[('x', "
-        "FloatTensorType([None, FEATURES]))]), 'model.onnx')",
-    ),
-}
-_PICKLE = (
-    "a Python pickle, which would run code if it were read",
-    "where it was made: onnx.save(skl2onnx.to_onnx(model, X[:1].astype('float32')), 'model.onnx')",
-)
-_OTHERS |= dict.fromkeys((".pkl", ".pickle", ".joblib"), _PICKLE)
-_OTHERS |= dict.fromkeys((".jit", ".ptl"), _OTHERS[".torchscript"])
-_NO_MODELS = {
-    **dict.fromkeys((".jpg", ".jpeg", ".png"), ("a photo", "edgepack check --image")),
-    ".csv": ("a table", "edgepack check --rows"),
-}
-# What is made of a model and never becomes one again.
-_BUILT_FROM = f"export what it was built from, for example: {_YOLO}"
-_OTHERS |= {
-    suffix: (f"{what}, which runs on one kind of {where}", _BUILT_FROM)
-    for suffixes, what, where in (
-        ((".engine", ".trt", ".plan"), "a TensorRT engine", "GPU"),
-        ((".rknn",), "a model compiled by Rockchip's RKNN", "accelerator"),
-        ((".hef",), "a model compiled for Hailo", "accelerator"),
-        ((".om",), "a model compiled for Ascend", "accelerator"),
-        ((".kmodel",), "a model compiled by nncase", "accelerator"),
-        ((".dlc",), "a model converted by Qualcomm's SNPE", "accelerator"),
-        ((".blob",), "a model compiled for Myriad", "accelerator"),
-        ((".cvimodel", ".bmodel"), "a model compiled for Sophgo", "accelerator"),
-    )
-    for suffix in suffixes
-}
-_OTHERS |= {
-    suffix: (f"a model in the form of {what}", _BUILT_FROM)
-    for suffix, what in {
-        ".mnn": "MNN",
-        ".param": "ncnn",
-        ".xml": "OpenVINO",
-        ".mlmodel": "Core ML",
-        ".mlpackage": "Core ML",
-        ".tmfile": "Tengine",
-        ".nb": "Paddle Lite",
-        ".ort": "onnxruntime",
-        ".mar": "TorchServe",
-        ".caffemodel": "Caffe",
-    }.items()
-}
-
-
-def check_format(path: Path) -> None:
-    """Raise `NotOnnxError` for a file of a format that another tool has to convert."""
-    if (other := _OTHERS.get(path.suffix.lower())) is not None:
-        what, hint = other
-        raise NotOnnxError(
-            f"{path}: {what}: edgepack reads ONNX, TFLite and exported PyTorch programs",
-            hint=hint.format(name=path.name, stem=path.stem, folder=path.parent),
-        )
-
-
 def _read(path: Path) -> tuple[Any, list[Path]]:
     """The model with its external data, and the files it is made of."""
     import onnx
@@ -346,14 +242,7 @@ def _read(path: Path) -> tuple[Any, list[Path]]:
         check_structure(path, proto)
         return proto, [path]
     check_format(path)
-    if (option := _NO_MODELS.get(path.suffix.lower())) is not None:
-        what, words = option
-        raise NotOnnxError(f"{path}: {what}, not a model", hint=f"{words} {path}")
     data = path.read_bytes()
-    if data.startswith(b"version https://git-lfs"):
-        raise NotOnnxError(
-            f"{path}: a Git LFS pointer, not the model itself", hint="fetch it with `git lfs pull`"
-        )
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)
@@ -361,6 +250,7 @@ def _read(path: Path) -> tuple[Any, list[Path]]:
     except DecodeError:
         readable = False
     if not readable or not proto.graph.node or not proto.opset_import:
+        check_content(path, data)
         if _ends_early(data, complete=readable):
             raise TruncatedModelError(
                 f"{path}: the file ends in the middle of the model ({len(data)} bytes)",

@@ -1,7 +1,15 @@
 from __future__ import annotations
 
+import bz2
 import dataclasses
+import gzip
 import hashlib
+import io
+import lzma
+import pickle
+import re
+import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -316,9 +324,88 @@ def test_what_another_tool_has_to_convert(tmp_path: Path, name: str, what: str, 
     assert how in (caught.value.hint or "")
 
 
+def _zipped(*names: str) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in names:
+            archive.writestr(name, b"")
+    return file.getvalue()
+
+
+def _tarred() -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("model.onnx"))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "what", "how"),
+    [
+        (b"", "an empty file", "download it again"),
+        (b"\r\n<!DOCTYPE html>\n<html>", "a web page", "the file itself"),
+        (gzip.compress(b"x"), "compressed by gzip", "gunzip"),
+        (lzma.compress(b"x"), "compressed by xz", "unxz"),
+        (bz2.compress(b"x"), "compressed by bzip2", "bunzip2"),
+        (_zipped("model.onnx"), "a ZIP archive", "unzip"),
+        (_tarred(), "a TAR archive", "tar xf"),
+        (_zipped("config.json", "model.weights.h5"), "a Keras model", "keras.saving"),
+        (_zipped("m/data.pkl", "m/version"), "weights of PyTorch without", "torch.onnx.export"),
+        (_zipped("m/data.pkl", "m/constants.pkl"), "a TorchScript program", "torch.jit.load"),
+        (pickle.dumps({"a": 1}), "a Python pickle", "skl2onnx"),
+        (b"\x1c\0\0\0TFL3" + bytes(60), "a TFLite model", "call it .tflite"),
+        (b"\x20\0\0\0ORTM" + bytes(60), "in the form of onnxruntime", "what it was built from"),
+        (b"tree\nversion=v4\nnum_class=1\n", "a model of LightGBM", "convert_lightgbm"),
+        (b'{"learner":{"attributes":{}}}', "a model of XGBoost", "convert_xgboost"),
+        (b'{"format": "graph-model"}', "a model of TensorFlow.js", "tf2onnx"),
+        (b'\x40\0\0\0\0\0\0\0{"w":{}}', "weights without their graph", "optimum-cli"),
+    ],
+)
+def test_what_a_file_is_by_how_it_begins(tmp_path: Path, data: bytes, what: str, how: str) -> None:
+    path = tmp_path / "model.bin"
+    path.write_bytes(data)
+    with pytest.raises(NotOnnxError, match=re.escape(what)) as caught:
+        load_model(ModelSpec(path=path))
+    assert how in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("producer", ["TFL3", "ORTM", 'abcd{"'])
+def test_a_model_that_begins_like_another_is_one(tmp_path: Path, producer: str) -> None:
+    path = onnx_models.one_conv(tmp_path / "net.onnx")
+    proto = onnx.load(path)
+    proto.producer_name = producer
+    path.write_bytes(proto.SerializeToString())
+    assert producer.encode() in path.read_bytes()[:12]
+    load_model(ModelSpec(path=path))
+
+
+@pytest.mark.parametrize(
+    ("address", "how"),
+    [
+        ("https://example.org/a b.onnx", "curl -fLO 'https://example.org/a b.onnx'"),
+        ("https://huggingface.co/org/repo", "edgepack fetches hf://org/repo"),
+        (
+            "https://huggingface.co/org/repo/resolve/main/onnx/m.onnx?download=true",
+            "edgepack fetches hf://org/repo@main/onnx/m.onnx",
+        ),
+        ("s3://bucket/m.onnx", "lies on this machine"),
+    ],
+)
+def test_addresses_that_are_not_fetched(address: str, how: str) -> None:
+    for model in (address, Path(address)):
+        with pytest.raises(UsageError, match="is not fetched") as caught:
+            local_model(model)
+        assert address.partition("?")[0] in str(caught.value)
+        assert (caught.value.hint or "").endswith(how)
+
+
 def test_folders_that_others_call_a_model(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     saved.mkdir()
+    with pytest.raises(UsageError, match=r"saved: not a file, and no model in it"):
+        local_model(saved)
+    (saved / "iris.data").write_bytes(b"")
+    (saved / "photo.jpg").write_bytes(b"")
     with pytest.raises(UsageError, match=r"saved: not a file, and no model in it"):
         local_model(saved)
     (saved / "fingerprint.pb").write_bytes(b"")

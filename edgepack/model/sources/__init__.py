@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -17,6 +18,7 @@ from edgepack.base.errors import UsageError
 from edgepack.base.kept import keep
 from edgepack.base.paths import atomic_dir, cache_dir
 from edgepack.model.errors import SourceError
+from edgepack.model.other_formats import check_format
 from edgepack.model.sources.record import (
     ModelSource,
     is_unchanged,
@@ -29,6 +31,11 @@ __all__ = ["ModelSource", "is_source", "local_model", "source_of"]
 
 # A Path has made one slash of two.
 _NAME = re.compile(r"(?P<scheme>hf|models|oci|runs):/{1,2}(?P<rest>[^/].*)", re.DOTALL)
+_ELSEWHERE = re.compile(r"(?P<scheme>https?|ftp|s3|gs|az|file):/{1,2}(?P<rest>.+)", re.DOTALL)
+_ON_THE_HUB = re.compile(
+    r"huggingface\.co/(?P<repo>[^/?#]+/[^/?#]+)"
+    r"(?:/(?:resolve|blob|tree)/(?P<revision>[^/?#]+)(?P<path>/[^?#]+)?)?/?(?:[?#].*)?"
+)
 _OF_MODELS = (".onnx", ".tflite")
 _MOST_NAMED = 20
 
@@ -62,6 +69,8 @@ def local_model(model: str | Path, *, beside: Path | None = None) -> Path:
     """
     if not is_source(model):
         path = Path(model)
+        if not path.exists() and (match := _ELSEWHERE.fullmatch(str(model))) is not None:
+            raise _not_fetched(match)
         return model_in(path) if path.is_dir() else path
     match = _NAME.fullmatch(str(model))
     assert match is not None
@@ -88,6 +97,22 @@ def local_model(model: str | Path, *, beside: Path | None = None) -> Path:
             hint="move it away, or work in another folder",
         )
     return _model_of(folder)
+
+
+def _not_fetched(match: re.Match[str]) -> UsageError:
+    """Why an address is no model, and what to do."""
+    scheme, rest = match["scheme"], match["rest"]
+    hint = f"download it first: curl -fLO {shlex.quote(f'{scheme}://{rest}')}"
+    if scheme in ("s3", "gs", "az", "file"):
+        hint = "name a file that lies on this machine"
+    if (hub := _ON_THE_HUB.fullmatch(rest)) is not None:
+        revision = f"@{hub['revision']}" if hub["revision"] else ""
+        hint = f"edgepack fetches hf://{hub['repo']}{revision}{hub['path'] or ''}"
+    return UsageError(
+        f"{scheme}://{rest}: an address of a kind that is not fetched; these are: hf://, oci://, "
+        "models:/ and runs:/",
+        hint=hint,
+    )
 
 
 def _find(scheme: str, rest: str) -> Wanted:
@@ -122,7 +147,6 @@ def model_in(folder: Path) -> Path:
 
     MLflow's file says which, where there is one. Raises `UsageError` for none, and for several.
     """
-    from edgepack.model import check_format
     from edgepack.model.sources.mlflow import read_about
 
     if (about := read_about(folder)) is not None:
