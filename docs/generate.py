@@ -84,10 +84,10 @@ def meanings_page() -> str:
     lines = [
         HEAD,
         "# Where ONNX and onnxruntime differ\n",
-        "ONNX's text leaves some results open, and onnxruntime reads some of it otherwise. This is",
-        "what edgepack compiles. `package` compares the compiled model with onnxruntime by the",
-        "same table (`edgepack/model/meanings.py`). Where PyTorch has a meaning of its own, it",
-        "wins: most models come from there.\n",
+        "ONNX's text leaves some results undefined, and onnxruntime differs from it in others.",
+        "This table lists the results of compiled models. `package` uses the same table",
+        "(`edgepack/model/meanings.py`) to compare a compiled model with onnxruntime. If PyTorch",
+        "defines a result, edgepack follows PyTorch, because most models come from there.\n",
         "| operator | form | ONNX | onnxruntime | compiled |",
         "|---|---|---|---|---|",
     ]
