@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from edgepack.base.errors import RemoteError
 from edgepack.fleet import Done, FleetDevice, Outcome, Wave
+from edgepack.fleet.window import DailyHours
 
 
 def devices(count: int, *, boards: Sequence[str] = ("rasp3b",)) -> list[FleetDevice]:
@@ -89,6 +90,9 @@ class Log:
 
     def waiting(self, devices: int, seconds: float) -> None:
         self.events.append(("waiting", devices))
+
+    def window_closed(self, window: DailyHours) -> None:
+        self.events.append(window)
 
     @property
     def outcomes(self) -> list[Outcome]:

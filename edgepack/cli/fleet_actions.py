@@ -14,6 +14,7 @@ from edgepack.base.paths import default_root
 from edgepack.boards import load_boards
 from edgepack.cli.console import Console
 from edgepack.cli.fleet_options import (
+    choose,
     release_of,
     settings_of,
 )
@@ -37,10 +38,10 @@ from edgepack.fleet import (
     Work,
     load_fleet,
     make_plan,
-    select,
     with_boards,
 )
 from edgepack.fleet.build import build_bundles, open_bundles
+from edgepack.fleet.journals import JournalsRead, shards_of
 from edgepack.fleet.limits import allow_parallel
 from edgepack.fleet.report import FleetReport
 from edgepack.fleet.work import AskStatus, Connector, Deploy, Rollback, SetTrust, check_aliases
@@ -55,7 +56,7 @@ _AT_ONCE = Settings(
 def _plan(args: argparse.Namespace, console: Console) -> int:
     fleet = load_fleet(args.fleet)
     boards = load_boards(board_files(args))
-    devices = with_boards(select(fleet.devices, args.limit, file=fleet.file), boards, args.board)
+    devices = with_boards(choose(args, fleet), boards, args.board)
     print_plan(fleet, make_plan(devices, settings_of(args, fleet)), console)
     return 0
 
@@ -63,7 +64,7 @@ def _plan(args: argparse.Namespace, console: Console) -> int:
 def _deploy(args: argparse.Namespace, console: Console) -> int:
     fleet, settings = _begin(args)
     options = deploy_options(args)
-    chosen = select(fleet.devices, args.limit, file=fleet.file)
+    chosen = choose(args, fleet)
     if args.bundle:
         refuse_job(args)
         boards = load_boards(board_files(args))
@@ -90,7 +91,7 @@ def _deploy(args: argparse.Namespace, console: Console) -> int:
         options=options,
         service=args.service,
     )
-    with Journal(fleet.journal(model, args.journal), write=not args.dry_run) as journal:
+    with Journal(fleet.journal(model, args.journal, args.shard), write=not args.dry_run) as journal:
         if not args.again:
             work = dataclasses.replace(work, known=journal.identity)
         rollout = Rollout(fleet=fleet, settings=settings, devices=devices, work=work, model=model)
@@ -185,7 +186,9 @@ def _rollback(args: argparse.Namespace, console: Console) -> int:
     fleet, settings = _begin(args)
     release = release_of(args)
     devices, connect = _reach(args, fleet, release.board)
-    with Journal(fleet.journal(release.name, args.journal), write=not args.dry_run) as journal:
+    with Journal(
+        fleet.journal(release.name, args.journal, args.shard), write=not args.dry_run
+    ) as journal:
         leave: dict[str, str] = {}
         if not args.again:
             leave = {
@@ -213,7 +216,7 @@ def _reach(
 ) -> tuple[tuple[FleetDevice, ...], Connector]:
     """The devices that are meant, and what connects to them."""
     boards = load_boards(board_files(args))
-    chosen = select(fleet.devices, args.limit, file=fleet.file)
+    chosen = choose(args, fleet)
     return with_boards(chosen, boards, board), Connector(boards=boards, options=ssh_options(args))
 
 
@@ -221,30 +224,25 @@ def _report(args: argparse.Namespace, console: Console) -> int:
     fleet = load_fleet(args.fleet)
     release = release_of(args)
     boards = load_boards(board_files(args))
-    chosen = select(fleet.devices, args.limit, file=fleet.file)
+    chosen = choose(args, fleet)
     devices = with_boards(chosen, boards, release.board)
-    path = fleet.journal(release.name, args.journal)
-    with Journal(path, write=False) as journal:
-        if journal.run is None:
+    path = fleet.journal(release.name, args.journal, args.shard)
+    # Those of shards lie beside that of all, wherever they were written.
+    paths = [path] if args.shard else [path, *shards_of(path)]
+    with JournalsRead(paths) as journals:
+        if journals.action is None:
             raise NothingThereError(
                 f"no rollout of {release.name} to {fleet.name} yet: {path}",
                 hint="edgepack fleet deploy",
             )
-        releases = journal.run["releases"]
-        end = journal.end or {
-            "status": "interrupted",
-            "reason": "it was killed, or is under way",
-            "outcomes": {},
-            "seconds": 0.0,
-        }
         report = FleetReport(
             fleet=fleet.name,
             model=release.name,
-            action=journal.run["action"],
+            action=journals.action,
             plan=make_plan(devices, fleet.settings),
-            journal=journal,
-            wanted=lambda device: releases.get(device.board),
-            result=RolloutResult(**{key: value for key, value in end.items() if key != "event"}),
+            journal=journals,
+            wanted=lambda device: journals.releases.get(str(device.board)),
+            result=RolloutResult(**journals.end()),
         )
         print_report(report, console, args.html)
     return 0

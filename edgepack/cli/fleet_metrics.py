@@ -17,6 +17,7 @@ from edgepack.cli.fleet_run import stop_on_signal
 from edgepack.fleet import FleetDevice, Journal, Outcome, Settings, Stop, Wave, make_plan, roll_out
 from edgepack.fleet.exporter import export
 from edgepack.fleet.metrics import AskMetrics, Told
+from edgepack.fleet.window import DailyHours
 from edgepack.fleet.work import Connect
 
 RULES = ("rules.yml", "prometheus.yml", "alertmanager.yml", "dashboard.json")
@@ -50,6 +51,9 @@ class _Listener:
 
     def waiting(self, devices: int, seconds: float) -> None:
         """All are asked again in the next round."""
+
+    def window_closed(self, window: DailyHours) -> None:
+        """It is not changed, so there is none."""
 
     def stopping(self) -> None:
         self._console.note("stopping: waiting for the devices under way; press again to leave them")

@@ -12,7 +12,9 @@ from typing import Any
 from edgepack.base.errors import UsageError
 from edgepack.base.paths import default_root
 from edgepack.cli.options import positive
-from edgepack.fleet import Fleet, Settings, Share
+from edgepack.fleet import Fleet, FleetDevice, Settings, Share, select
+from edgepack.fleet.shard import MAX_SHARDS, Shard
+from edgepack.fleet.window import DailyHours
 
 
 def add_fleet(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +27,13 @@ def add_fleet(parser: argparse.ArgumentParser) -> None:
         metavar="WHAT",
         help="select only this group, device or label (site=berlin); * and ? are "
         "wildcards, !WHAT excludes (repeatable)",
+    )
+    parser.add_argument(
+        "--shard",
+        type=_shard,
+        metavar="N/M",
+        help="only this part of them, by name: 2/5 is the second of five, which other machines "
+        "can work on at the same time",
     )
 
 
@@ -96,6 +105,12 @@ def add_waves(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="keep trying unreachable devices for this time: 90m, 24h, 2d",
     )
+    parser.add_argument(
+        "--window",
+        type=_window,
+        metavar="HH:MM-HH:MM",
+        help="begin with devices only in these hours, by the clock of this machine: 22:00-04:00",
+    )
 
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -111,6 +126,33 @@ def duration(text: str) -> float:
             f"{text!r} is no time of at most {_LONGEST_DAYS} days such as 90m, 24h or 2d"
         )
     return float(seconds)
+
+
+def _shard(text: str) -> Shard:
+    shard = Shard.parse(text)
+    if shard is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no part such as 2/5, of {MAX_SHARDS} at most"
+        )
+    return shard
+
+
+def _window(text: str) -> DailyHours:
+    window = DailyHours.parse(text)
+    if window is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no window such as 22:00-04:00")
+    return window
+
+
+def choose(args: argparse.Namespace, fleet: Fleet) -> tuple[FleetDevice, ...]:
+    """The devices that `add_fleet`'s options leave. Raises UsageError if that is none."""
+    chosen = select(fleet.devices, args.limit, file=fleet.file)
+    if args.shard is None:
+        return chosen
+    left: tuple[FleetDevice, ...] = args.shard.take(chosen)
+    if not left:
+        raise UsageError(f"--shard {args.shard}: none of {len(chosen)} devices is in it")
+    return left
 
 
 def add_journal(parser: argparse.ArgumentParser) -> None:
@@ -178,6 +220,8 @@ def settings_of(args: argparse.Namespace, fleet: Fleet) -> Settings:
         changes["soak_s"] = args.soak
     if getattr(args, "keep_trying", None) is not None:
         changes["keep_trying_s"] = args.keep_trying
+    if getattr(args, "window", None) is not None:
+        changes["window"] = args.window
     return replace(fleet.settings, **changes)
 
 

@@ -30,6 +30,7 @@ from edgepack.fleet import (
     roll_out,
 )
 from edgepack.fleet.report import FleetReport, release_lines
+from edgepack.fleet.window import DailyHours
 from edgepack.fleet.work import NOTHING_BEFORE
 
 INTERRUPTED = 130
@@ -207,6 +208,9 @@ class _Teller:
         self._console.step(
             f"{format_count(devices, 'device')} could not be reached: again in {seconds:.0f} s"
         )
+
+    def window_closed(self, window: DailyHours) -> None:
+        self._console.step(f"no device is begun before {window.start:%H:%M} (--window {window})")
 
     def stopping(self) -> None:
         self._console.note("stopping: waiting for the devices under way; press again to leave them")

@@ -20,6 +20,7 @@ from edgepack.fleet.inventory import FleetDevice, select
 from edgepack.fleet.journal import Journal
 from edgepack.fleet.plan import RolloutPlan, Settings, Share, Wave, make_plan, with_boards
 from edgepack.fleet.rollout import Done, Outcome, RolloutResult, Stop, Watcher, Work, roll_out
+from edgepack.fleet.shard import Shard
 
 __all__ = [
     "Done",
@@ -55,13 +56,14 @@ class Fleet:
     devices: tuple[FleetDevice, ...]
     settings: Settings
 
-    def journal(self, model: str, folder: Path | None = None) -> Path:
-        """Where the journal of this fleet and `model` (a bundle's name) is.
+    def journal(self, model: str, folder: Path | None = None, shard: Shard | None = None) -> Path:
+        """Where the journal of this fleet and `model` (a bundle's name) is, or of a shard of it.
 
         Beside the fleet's file unless there is a `folder`. The name begins with a dot, so
         that Ansible does not take it for a part of the inventory.
         """
-        return (folder or self.file.parent / ".edgepack") / self.name / f"{model}.jsonl"
+        part = "" if shard is None else f"@{shard.number}-of-{shard.of}"
+        return (folder or self.file.parent / ".edgepack") / self.name / f"{model}{part}.jsonl"
 
 
 def load_fleet(path: str | Path) -> Fleet:

@@ -12,6 +12,7 @@ from typing import Any
 from edgepack.base.errors import ConfigError, perhaps
 from edgepack.base.tables import Table
 from edgepack.fleet.inventory import FleetDevice
+from edgepack.fleet.window import DailyHours
 
 _SHARE = re.compile(r"(\d+)(%?)")
 CANARY = "canary"
@@ -60,7 +61,7 @@ class Settings:
     cannot be reached count unless `count_unreachable` is off, canaries in any case. `soak_s`
     seconds pass between two waves; a device that is not well any more then has failed. For
     `keep_trying_s` from the beginning on, those that could not be reached are tried again; they
-    count as if `count_unreachable` were off.
+    count as if `count_unreachable` were off. Outside of the `window` no device is begun.
     """
 
     canary: Share | str = Share(value=1)
@@ -71,6 +72,7 @@ class Settings:
     count_unreachable: bool = True
     soak_s: float = 0.0
     keep_trying_s: float = 0.0
+    window: DailyHours | None = None
 
     @staticmethod
     def from_table(table: Table) -> Settings:
@@ -93,6 +95,13 @@ class Settings:
             values[key] = table.take(key, float, 0.0)
             if not 0 <= values[key] < math.inf:
                 raise table.fail(key, f"{values[key]} is not a number of seconds")
+        text = table.take("window", str, None)
+        if text is not None:
+            values["window"] = DailyHours.parse(text)
+            if values["window"] is None:
+                raise table.fail(
+                    "window", f"{text!r} is no window", hint='for example "22:00-04:00"'
+                )
         table.finish()
         return Settings(**values)
 
@@ -107,6 +116,7 @@ class Settings:
             "count_unreachable": self.count_unreachable,
             "soak_s": self.soak_s,
             "keep_trying_s": self.keep_trying_s,
+            "window": None if self.window is None else str(self.window),
         }
 
 

@@ -19,6 +19,7 @@ from edgepack.base.page import Html
 from edgepack.base.text import format_count, one_line
 from edgepack.fleet.inventory import FleetDevice
 from edgepack.fleet.journal import Journal
+from edgepack.fleet.journals import JournalsRead
 from edgepack.fleet.plan import RolloutPlan
 from edgepack.fleet.rollout import RolloutResult
 
@@ -64,7 +65,7 @@ class FleetReport:
     model: str
     action: str
     plan: RolloutPlan
-    journal: Journal
+    journal: Journal | JournalsRead
     wanted: Callable[[FleetDevice], str | None]
     result: RolloutResult
 

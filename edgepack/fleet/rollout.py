@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from datetime import time as datetime_time
 from typing import Any, NamedTuple, Protocol
 
 from edgepack.base.errors import ConnectError, EdgepackError, RefusedError, TimeLimitError
@@ -20,6 +21,7 @@ from edgepack.device.errors import ChangedHostKeyError, OtherDeviceError, Unknow
 from edgepack.fleet.inventory import FleetDevice
 from edgepack.fleet.journal import Journal
 from edgepack.fleet.plan import CANARY, LATE, RolloutPlan, Settings, Wave
+from edgepack.fleet.window import DailyHours
 
 FAILED = "failed"
 UNREACHABLE = "unreachable"
@@ -109,6 +111,9 @@ class Watcher(Protocol):
     def waiting(self, devices: int, seconds: float) -> None:
         """So many could not be reached, and are tried again after that time."""
 
+    def window_closed(self, window: DailyHours) -> None:
+        """No device is begun until it opens."""
+
     def stopping(self) -> None: ...
 
 
@@ -159,9 +164,10 @@ def roll_out(
 
     A wave begins when the one before has ended and is good enough (`Settings`). As soon as it
     cannot be, or when `stop` is asked for, no further device is begun; those under way are
-    waited for, as long as `Work.budget_s` says and a moment. Those that could not be reached are
-    tried again when the waves are over, as long as `Settings` say. What came of a device is in the
-    `journal` before the next one is begun. An exception that is no EdgepackError is a bug: it is
+    waited for, as long as `Work.budget_s` says and a moment. None is begun outside of the window.
+    Those that could not be reached are tried again when the waves are over, as long as `Settings`
+    say. What came of a device is in the `journal` before the next one is begun. An exception that
+    is no EdgepackError is a bug: it is
     raised when those under way have ended. Raises KeyboardInterrupt, with devices under way, if
     `stop` is to be at once.
     """
@@ -185,6 +191,11 @@ def _kind_of(error: EdgepackError) -> str:
     if isinstance(error, ChangedHostKeyError | OtherDeviceError | UnknownHostKeyError):
         return UNTRUSTED
     return UNREACHABLE if isinstance(error, ConnectError) else FAILED
+
+
+def _time_of_day() -> datetime_time:
+    """By the clock on the wall, as people name hours."""
+    return datetime.now().time()
 
 
 _Result = tuple[threading.Thread, "Outcome | BaseException | None"]
@@ -285,6 +296,8 @@ class _Run:
         for device in devices:
             while len(self._under_way) >= self._settings.parallel:
                 self._collect()
+            if job != self._check:  # which changes nothing there
+                self._wait_for_window(wave)
             if self._too_many(wave):
                 break
             # A daemon: who leaves at once does not wait for it.
@@ -296,6 +309,21 @@ class _Run:
             self._under_way[thread] = _Begun(device, wave.name, now, deadline)
             thread.start()
         self._finish()
+
+    def _wait_for_window(self, wave: Wave) -> None:
+        """Wait until a device may be begun, or none may be any more; those under way end."""
+        window = self._settings.window
+        told = False
+        while window is not None and not window.is_open(_time_of_day()):
+            if self._too_many(wave):
+                return
+            if not told:
+                self._watcher.window_closed(window)
+                told = True
+            if self._under_way:
+                self._collect()
+            else:
+                time.sleep(_LONGEST_WAIT_S)
 
     def _finish(self) -> None:
         """Wait for what is under way."""

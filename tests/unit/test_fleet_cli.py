@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,9 @@ from edgepack.base.errors import BundleError, ModelError, UsageError
 from edgepack.boards import load_boards
 from edgepack.cli import main
 from edgepack.cli.fleet_run import stop_on_signal
-from edgepack.fleet import Journal, Stop
+from edgepack.fleet import Journal, Stop, load_fleet
 from edgepack.fleet.build import build_bundles, open_bundles
+from edgepack.fleet.shard import Shard
 from edgepack.flow.project import load_project
 from edgepack.gate.gate import GateError, Problem
 from tests.bundles import small_bundle
@@ -94,6 +96,8 @@ def test_an_inventory_gets_its_board_from_the_command_line(
         (["--keep-trying", "24"], "--keep-trying: '24' is no time"),
         (["--keep-trying", "0h"], "--keep-trying: '0h' is no time"),
         (["--keep-trying", "366d"], "--keep-trying: '366d' is no time of at most 365 days"),
+        (["--window", "22-4"], "'22-4' is no window such as 22:00-04:00"),
+        (["--shard", "6/5"], "'6/5' is no part such as 2/5"),
         (["--board", "rasp3c"], "bench: unknown board: rasp3c"),
     ],
 )
@@ -236,6 +240,78 @@ def test_a_rollout_that_was_killed_is_reported(
         "release   0123456789ab on 1 rasp3b",
     ]
     assert page.read_text().count("<tr ") == 21
+
+
+def test_the_journals_of_shards_are_read_as_one(
+    fleet: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each as another machine wrote it, copied beside one another."""
+    names = ["bench", *(f"shop{number:02}" for number in range(1, 21))]
+    shards = [Shard(number=number, of=3) for number in (1, 2, 3)]
+    ends = [("complete", ""), ("stopped", "9 of 9 devices failed"), None]
+    folder = tmp_path / ".edgepack" / "fleet"
+
+    def line(name: str, outcome: str, day: int = 1) -> dict[str, object]:
+        return {
+            "device": name, "address": name, "board": "rasp3b", "wave": "wave 1",
+            "action": "deploy", "ok": outcome != "failed", "outcome": outcome,
+            "release": "0123456789ab", "at": f"2026-01-0{day}T00:00:00+00:00", "seconds": 1.5,
+        }  # fmt: skip
+
+    expected = dict.fromkeys(names, "waiting")
+    for shard, end in zip(shards, ends, strict=True):
+        own = [name for name in names if shard.has(name)]
+        outcome = "deployed" if shard.number == 1 else "failed"
+        done = own if end else own[:1]
+        expected |= dict.fromkeys(done, outcome)
+        with Journal(folder / f"m@{shard.number}-of-3.jsonl") as journal:
+            begin = {"event": "begin", "action": "deploy", "at": f"2026-01-01T00:0{shard.number}"}
+            journal.write({**begin, "releases": {"rasp3b": "0123456789ab"}})
+            journal.write(*(line(name, outcome) for name in done))
+            if end:
+                words = {"event": "end", "status": end[0], "reason": end[1], "seconds": 9.0}
+                journal.write({**words, "outcomes": {outcome: len(done)}})
+    # Of another model, whose name begins so.
+    (folder / "m-2@1-of-3.jsonl").write_text("no journal\n")
+
+    def report(*words: str) -> Any:
+        code, out, _ = run(capsys, "fleet", "report", fleet, "--name", "m", "--json", *words)
+        assert code == 0
+        return json.loads(out)
+
+    found = report()
+    assert found["status"] == "interrupted"
+    assert found["reason"] == "2/3: 9 of 9 devices failed; 3/3: it was killed, or is under way"
+    assert {row["device"]: row["outcome"] for row in found["devices"]} == expected
+    # One of them alone.
+    found = report("--shard", "1/3")
+    assert found["status"] == "complete"
+    assert [row["device"] for row in found["devices"]] == [n for n in names if shards[0].has(n)]
+    # A device that was done again, not by a shard: the newer line counts.
+    with Journal(folder / "m.jsonl") as journal:
+        journal.write(line("shop01", "unchanged", day=2))
+    found = report()
+    expected["shop01"] = "unchanged"
+    assert {row["device"]: row["outcome"] for row in found["devices"]} == expected
+
+
+def test_a_shard_has_a_journal_of_its_own(
+    fleet: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    devices = []
+    for number in (1, 2):
+        code, out, _ = run(capsys, "fleet", "plan", fleet, "--json", "--shard", f"{number}/2")
+        assert code == 0
+        devices += [row["device"] for row in json.loads(out)["list"]]
+    assert len(devices) == len(set(devices)) == 21
+    loaded = load_fleet(fleet)
+    paths = {
+        loaded.journal("m", None, shard) for shard in (None, *map(Shard.parse, ("1/2", "2/2")))
+    }
+    assert {path.name for path in paths} == {"m.jsonl", "m@1-of-2.jsonl", "m@2-of-2.jsonl"}
+    code, _, err = run(capsys, "fleet", "plan", fleet, "--limit", "lab", "--shard", "1/9999")
+    assert code == 2
+    assert "--shard 1/9999: none of 1 devices is in it" in err
 
 
 _LIMITS = """

@@ -77,6 +77,7 @@ max_failures_total = "5%"
 count_unreachable = false
 soak_s = 1.5
 keep_trying_s = 3600
+window = "22:00-04:00"
 
 [defaults]
 user = "pi"
@@ -123,6 +124,7 @@ def test_every_key_of_fleet_toml(tmp_path: Path) -> None:
         "count_unreachable": False,
         "soak_s": 1.5,
         "keep_trying_s": 3600.0,
+        "window": "22:00-04:00",
     }
     jump, identity = ("ops@gate.example.org:2022",), tmp_path / "keys/fleet"
     assert fleet.devices == (

@@ -7,6 +7,7 @@ import json
 import re
 import threading
 from collections.abc import Sequence
+from datetime import time as clock_time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ from edgepack.fleet import (
 from edgepack.fleet.journal import BusyError
 from edgepack.fleet.report import FleetReport
 from edgepack.fleet.rollout import Work
+from edgepack.fleet.shard import Shard
+from edgepack.fleet.window import DailyHours
 from tests.schemas import check_output
 from tests.scripted_fleet import FakeWork, Log, devices
 
@@ -192,6 +195,93 @@ def test_who_was_off_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert {outcome.wave for outcome in log.outcomes if outcome.device in off} == {
         "wave 1", "wave 2", "late wave",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("window", "is_open", "is_closed"),
+    [
+        ("22:00-04:00", ["22:00", "23:59", "00:00", "03:59"], ["04:00", "12:00", "21:59"]),
+        ("08:30-17:00", ["08:30", "16:59"], ["08:29", "17:00", "00:00"]),
+        ("00:00-23:59", ["00:00", "23:58"], ["23:59"]),
+    ],
+)
+def test_windows(window: str, is_open: list[str], is_closed: list[str]) -> None:
+    parsed = DailyHours.parse(window)
+    assert parsed is not None and str(parsed) == window
+    assert all(parsed.is_open(clock_time.fromisoformat(text)) for text in is_open)
+    assert not any(parsed.is_open(clock_time.fromisoformat(text)) for text in is_closed)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "22-04", "22:00-22:00", "24:00-04:00", "22:60-04:00", "22:00", "٢٢:00-04:00"]
+)
+def test_what_is_no_window(text: str) -> None:
+    assert DailyHours.parse(text) is None
+
+
+def clock(monkeypatch: pytest.MonkeyPatch, *times: str) -> None:
+    """A clock on the wall that goes on to the next of `times` when somebody looks at it."""
+    left = [clock_time.fromisoformat(text) for text in times]
+    monkeypatch.setattr(rollout, "_time_of_day", lambda: left.pop(0) if len(left) > 1 else left[0])
+    monkeypatch.setattr(rollout, "_LONGEST_WAIT_S", 0.001)
+
+
+def test_no_device_is_begun_outside_of_the_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = DailyHours.parse("22:00-04:00")
+    # Open for three devices, then closed until the next evening.
+    clock(monkeypatch, "23:00", "23:00", "03:59", "04:00", "12:00", "21:59", "22:00")
+    log, work = Log(), FakeWork()
+    settings = Settings(
+        canary=Share(value=0), parallel=2, waves=(Share(value=100, percent=True),), window=window
+    )
+    with Journal(tmp_path / "journal") as journal:
+        plan = make_plan(devices(6), settings)
+        result = roll_out(plan, settings, work, log, journal=journal)
+        assert result.status == "complete"
+        assert all(journal.is_done(device, "deploy", work.release) for device in devices(6))
+    at = log.events.index(window)
+    before, after = (
+        [event.device for event in part if isinstance(event, Outcome)]
+        for part in (log.events[:at], log.events[at:])
+    )
+    # Those under way when it closes are not cut off.
+    assert len(before) <= 3 and set(before) | set(after[:3]) >= {"d00001", "d00002", "d00003"}
+    assert sorted(before + after) == work.begun == [device.name for device in devices(6)]
+    assert log.events.count(window) == 1
+
+
+def test_a_stop_ends_the_wait_for_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock(monkeypatch, "12:00")
+    stop = Stop()
+
+    class Stopper(Log):
+        def window_closed(self, window: DailyHours) -> None:
+            super().window_closed(window)
+            stop.asked = True
+
+    work = FakeWork()
+    settings = Settings(window=DailyHours.parse("22:00-04:00"))
+    result = roll_out(make_plan(devices(3), settings), settings, work, Stopper(), stop=stop)
+    assert (result.status, work.begun) == ("interrupted", [])
+
+
+def test_shards_are_a_stable_division() -> None:
+    found = devices(5000)
+    parts = [Shard(number=number, of=5) for number in range(1, 6)]
+    assert Shard.parse("2/5") == parts[1]
+    taken = [part.take(found) for part in parts]
+    assert sorted(device.name for part in taken for device in part) == [d.name for d in found]
+    # A fifth of 5000, and four standard deviations of a fair choice.
+    assert all(abs(len(part) - 1000) < 4 * (5000 * 0.2 * 0.8) ** 0.5 for part in taken)
+    # By the name alone: `printf d00001 | sha256sum` begins with 226cbabfb8d8462e.
+    assert Shard(number=0x226CBABFB8D8462E % 5 + 1, of=5).has("d00001")
+
+
+@pytest.mark.parametrize("text", ["0/5", "6/5", "1", "1/0", "a/b", "1/10001", "-1/5", "1/5/5"])
+def test_what_is_no_shard(text: str) -> None:
+    assert Shard.parse(text) is None
 
 
 def test_trying_again_comes_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
