@@ -9,16 +9,18 @@ on. Files are `str` or `Path`. `progress` hears of each step: a function of one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import io
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from edgepack import formats
-from edgepack.base.arguments import speaks_of_arguments
+from edgepack.base.arguments import check_path, speaks_of_arguments
 from edgepack.base.errors import UsageError
 from edgepack.base.progress import NO_PROGRESS, Progress, make_progress
 from edgepack.boards import get_board
@@ -313,20 +315,19 @@ def _path(file: File | None) -> Path | None:
     return None if file is None else Path(file)
 
 
-def _files(name: str, files: File | Iterable[File]) -> list[Path]:
-    several = [files] if isinstance(files, str | Path) else list(files)
-    for one in several:
-        if not isinstance(one, str | Path):
-            raise UsageError(
-                f"{name}: {type(one).__name__} is no path",
-                hint="save it as a PNG; what is deployed takes arrays: deployed.run(array)",
-            )
-    return [Path(one) for one in several]
+def _files(name: str, files: object) -> list[Path]:
+    """Paths of photos: none, one, or what gives several."""
+    alone = (str, bytes, os.PathLike, io.IOBase, np.ndarray, Mapping)
+    if files is None:
+        return []
+    is_list = isinstance(files, Iterable) and not isinstance(files, alone)
+    found: list[Any] = list(cast("Iterable[Any]", files)) if is_list else [files]
+    for one in found:
+        check_path(name, one)
+    return [Path(one) for one in found]
 
 
 def _given(name: str, value: File | None) -> File:
     if value is None:
         raise UsageError(f"{name}: not given", hint="a folder of photos")
-    if not isinstance(value, str | Path):
-        raise UsageError(f"{name}: {type(value).__name__} is no path", hint="a folder of photos")
     return value

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import os
 import re
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from edgepack.base.errors import EdgepackError
+from edgepack.base.errors import EdgepackError, UsageError
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -48,12 +50,52 @@ def _argument(found: re.Match[str]) -> str:
     return f"{name}={value}" if value[0].isupper() or value[0].isdigit() else f'{name}="{value}"'
 
 
+def check_path(name: str, value: object) -> None:
+    """Raise `UsageError` if the argument is no path of a file."""
+    if isinstance(value, str | os.PathLike):
+        return
+    kind = type(value)
+    hint = "give a str or a Path"
+    if isinstance(value, bytes):
+        hint = "give a str or a Path: os.fsdecode makes one of the bytes of a path"
+    elif kind.__name__ == "ModelProto":
+        hint = "save it, and give the path: onnx.save(model, 'model.onnx')"
+    elif "Image" in kind.__name__ or kind.__name__ == "ndarray":
+        hint = "save it as a PNG; what is deployed takes arrays: deployed.run(array)"
+    elif isinstance(getattr(value, "name", None), str):
+        hint = f"give its path: {getattr(value, 'name', '')!r}"
+    what = "not given" if value is None else f"{kind.__name__} is no path"
+    raise UsageError(f"{name}: {what}", hint=hint)
+
+
+# How a parameter is annotated that is a path; whether it may be left out.
+_PATHS = {
+    "File": False,
+    "str | Path": False,
+    "File | None": True,
+    "str | Path | None": True,
+}
+
+
+def _paths_of(function: Callable[..., object]) -> dict[str, bool]:
+    found = inspect.signature(function).parameters.values()
+    return {one.name: _PATHS[one.annotation] for one in found if one.annotation in _PATHS}
+
+
 def speaks_of_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """`function`, whose errors name arguments where the command line's would name options."""
+    """`function`, whose errors name arguments where the command line's would name options.
+
+    A path that is something else is refused by the argument's name.
+    """
+    paths = _paths_of(function)
+    names = list(inspect.signature(function).parameters)
 
     @functools.wraps(function)
     def spoken(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
+            for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+                if name in paths and not (value is None and paths[name]):
+                    check_path(name, value)
             return function(*args, **kwargs)
         except EdgepackError as error:
             error.message = in_words_of_arguments(error.message)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from edgepack.base.arguments import check_path
 from edgepack.base.errors import UsageError, perhaps
 from edgepack.flow.init import preset_for
 from edgepack.flow.job import spec_of
@@ -46,10 +47,15 @@ def project_from(
     if project is None and model is not None and local is not None and is_source(model):
         project = project_beside(local)
     flags: dict[str, Any] = {**settings, "model": local}
-    flags |= {key: Path(flags[key]) for key in _FILES if flags.get(key) is not None}
+    for key in _FILES:
+        if flags.get(key) is not None:
+            check_path(key, flags[key])
+            flags[key] = Path(flags[key])
     for key in _FILE_LISTS:
         if flags.get(key) is not None:
             files = [flags[key]] if isinstance(flags[key], str | Path) else flags[key]
+            for file in files:
+                check_path(key, file)
             flags[key] = tuple(map(Path, files))
     if isinstance(preprocess, str):
         if preprocess not in PRESETS:

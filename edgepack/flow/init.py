@@ -97,13 +97,21 @@ class Draft(Tabular):
         ]
 
     def write(self) -> None:
-        """Write it, with its schema beside it; what is there was checked by `draft_project`."""
-        _write(self.schema, schema_text(PROJECT_FILE))
-        if self.labels is not None:
-            _write(*self.labels)
-        for path, text in self.lists:
-            _write(path, text)
-        _write(self.path, self.text)
+        """Write it, with its schema beside it; what is there was checked by `draft_project`.
+
+        Raises `UsageError` where no file can be written.
+        """
+        files = [(self.schema, schema_text(PROJECT_FILE)), *self.lists, (self.path, self.text)]
+        files += [self.labels] if self.labels is not None else []
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            for path, text in files:
+                _write(path, text)
+        except OSError as error:
+            raise UsageError(
+                f"{self.path}: cannot be written: {error.strerror}",
+                hint="name another place: --out",
+            ) from None
 
 
 def draft_project(
@@ -127,6 +135,7 @@ def draft_project(
     preset that does not fit the model, labels that are not as many as its classes, or a file of
     settings beside it that cannot be read.
     """
+    _check_place(out)
     if not overwrite:
         _check_absent(out)
     loaded = read_model(ModelSpec(path=model))
@@ -199,6 +208,14 @@ def draft_project(
         tells_classes=not after and _classes(loaded) is not None,
         takes=takes,
     )
+
+
+def _check_place(out: Path) -> None:
+    if not out.name or out.is_dir() or (out.exists() and not out.is_file()):
+        raise UsageError(
+            f"{out} is {'a folder' if out.is_dir() else 'no file'}",
+            hint=f"name the file: --out {out / PROJECT_FILE}" if out.is_dir() else None,
+        )
 
 
 def _check_absent(out: Path) -> None:

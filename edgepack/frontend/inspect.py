@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgepack.base import apart
+from edgepack.base.arguments import check_path
 from edgepack.base.errors import ModelError
 from edgepack.frontend.errors import ImportModelError, Unsupported, named_failures
 from edgepack.frontend.memory import bytes_of, check_folding
@@ -77,6 +78,7 @@ def inspect_model(
     from edgepack.frontend.expand import expand
     from edgepack.frontend.operators import find_unsupported
 
+    check_path("path", path)
     path = Path(path)
     spec = ModelSpec(path=path, shapes=shapes or {}, constants=constants or {}, states=states or {})
     model = read_model(spec)

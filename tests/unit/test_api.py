@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import os
 import pydoc
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import cv2
 import numpy as np
+import onnx
 import pytest
+from PIL import Image
 
 import edgepack
 from edgepack.base.arguments import in_words_of_arguments
@@ -230,3 +234,38 @@ def test_mistakes_in_python_are_typed(tmp_path: Path, monkeypatch: pytest.Monkey
     deployed = edgepack.connect("local", name="nothing")
     with pytest.raises(NothingThereError, match="local: no release is current in edgepack/nothing"):
         deployed.run([np.zeros((1, 3, 8, 8), np.float32)])
+
+
+def test_what_is_no_path_is_refused_by_its_argument(model: Path, photos: Path) -> None:
+    photo = photos / "red" / "0.png"
+    encoded = os.fsencode(model)
+    wrong: list[tuple[Any, str, str]] = [
+        (encoded, "bytes", "os.fsdecode"),
+        (onnx.load(model), "ModelProto", "onnx.save(model"),
+        (3, "int", "a str or a Path"),
+        ([model], "list", "a str or a Path"),
+    ]
+    for value, kind, how in wrong:
+        for function in (edgepack.check, edgepack.init, edgepack.package, edgepack.deploy):
+            with pytest.raises(UsageError, match=f"^model: {kind} is no path") as caught:
+                function(value)
+            assert how in (caught.value.hint or "")
+        with pytest.raises(UsageError, match=f"^path: {kind} is no path"):
+            edgepack.inspect_model(value)
+    absent: Any = None
+    with pytest.raises(UsageError, match=r"^model: not given"):
+        edgepack.init(absent)
+    with pytest.raises(UsageError, match=r"^labels: int is no path"):
+        edgepack.check(model, labels=3)
+    with photo.open("rb") as file, Image.open(photo) as picture:
+        for images in (file, [file], picture, io.BytesIO(photo.read_bytes()), 3, {"a": photo}):
+            with pytest.raises(UsageError, match=r"^images: \w+ is no path"):
+                edgepack.check(model, cast("Any", images), preprocess="torchvision-imagenet")
+
+
+def test_photos_may_come_from_anything_that_gives_paths(model: Path, photos: Path) -> None:
+    photo = photos / "red" / "0.png"
+    several: Any = (Path(photo) for _ in range(2))
+    for images, count in ((np.str_(photo), 1), ((photo, str(photo)), 2), (several, 2)):
+        checked = edgepack.check(model, images, preprocess="torchvision-imagenet")
+        assert len(checked.seen) == count

@@ -792,3 +792,22 @@ def test_a_model_outside_of_the_folder(
     monkeypatch.chdir(tmp_path)
     assert main(["init", "net.onnx", "--out", "project/other.toml"]) == 2
     assert main(["init", "net.onnx"]) == 0
+
+
+def test_where_the_file_goes(tmp_path: Path) -> None:
+    """A new folder is made; a place where no file can be is named, by the command, too."""
+    path = model(tmp_path / "m.onnx", {"x": IMAGE})
+    draft = draft_project(path, tmp_path / "a" / "b" / "edgepack.toml")
+    draft.write()
+    assert draft.path.is_file()
+    for out, said in (
+        (tmp_path / "a", "a is a folder"),
+        (Path("/dev/null"), "/dev/null is no file"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            draft_project(path, out, overwrite=True)
+    for out in (path / "edgepack.toml", Path("/proc/edgepack.toml")):
+        with pytest.raises(UsageError, match="cannot be written"):
+            draft_project(path, out).write()
+        argv = ["--allow-outside", "init", str(path), "--out", str(out)]
+        assert main(argv) == UsageError.exit_code
