@@ -49,7 +49,7 @@ File = str | Path
 
 @dataclass(frozen=True, kw_only=True)
 class PackedBundle:
-    """What `package` made: the bundle, the file that carries it, and what to do with that."""
+    """The result of `package`: the bundle, the file to install it from, and how to use the file."""
 
     bundle: Bundle
     file: Path
@@ -71,10 +71,11 @@ def init(
     device: str | None = None,
     overwrite: bool = False,
 ) -> Draft:
-    """Write a project file for a model, from what its file says; `lines` of it say what is a guess.
+    """Write a project file for a model, from the model's file; its `lines` mark guesses.
 
-    `image` is the smoke test's photo, and `expected` the class that must be seen in it. `photos`, a
-    folder for each class, gives both, labels, and lists for `evaluate`.
+    `image` is the smoke test's photo, and `expected` the class that the model must give to it.
+    `photos` is a folder with a folder of photos for each class: `init` takes the photo, its
+    class and the labels from there, and writes lists for `evaluate`.
     """
     from edgepack.flow.init import draft_project
     from edgepack.flow.photo_folders import draft_with_photos
@@ -110,8 +111,9 @@ def check(
     target: str | None = None,
     **settings: Any,
 ) -> Checked:
-    """What the reference, onnxruntime, sees in photos on this machine; without any, in the
-    project's own. Its `check_expected` raises if that is not what is expected, or tests nothing.
+    """Run the reference (onnxruntime) on photos, by default the project's own, and return the
+    results. Their `check_expected` raises if the expected class was not found, or if the test
+    could not fail.
 
     `rows` is a CSV file for a model of tables, `target` the column with the right answers."""
     from edgepack.flow.check import check_project, check_rows
@@ -137,13 +139,13 @@ def evaluate(
     progress: Told = NO_PROGRESS,
     **settings: Any,
 ) -> Evaluation | BoxEvaluation | RowEvaluation | TextEvaluation:
-    """Accuracy on labelled photos: a folder for each class, a CSV file, or a detector's data set;
-    of what reads, error rates on a folder of photos with a .txt each. With `text`, that is judged
-    instead of the boxes of the detector before it.
+    """Measure accuracy on labelled photos: a folder for each class, a CSV file, or a detector's
+    data set. For a model that reads text, measure error rates on a folder of photos, each with a
+    .txt file. With `text`, a stage's text is evaluated instead of the detector's boxes.
 
     Instead of photos, `rows` is a CSV file for a model of tables, `target` the column with the
-    right answers: accuracy for classes, MAE and RMSE for values. By the reference on this machine,
-    and by `deployed`, if it is given.
+    correct answers; the result is the accuracy for classes, or MAE and RMSE for values. The
+    reference on this machine is measured, and `deployed`, if it is given.
     """
     from edgepack.flow.evaluate import evaluate as by_classes
     from edgepack.flow.evaluate_boxes import evaluate_boxes
@@ -189,11 +191,12 @@ def quantize(
     progress: Told = NO_PROGRESS,
     **settings: Any,
 ) -> Result:
-    """A float model made one on 8-bit integers in the file `out`, calibrated on a folder of photos.
+    """Convert a float model to 8-bit integers in the file `out`, calibrated on a folder of
+    photos.
 
-    It is validated on those in the folder `judge`, else on one in four, which is held out. `out` is
-    `<model>.int8.onnx` beside it by default. `snr_db` and `budget` (of the work, 0.1 is 10 %) are
-    those of the command.
+    It is validated on the photos in the folder `judge`, by default on one in four photos, which
+    calibration does not use. `out` is `<model>.int8.onnx` beside the model by default. `snr_db`
+    and `budget` (0.1 is 10 % of the work) are as the command's --snr and --budget.
     """
     from edgepack.flow.quantize import quantize_project
 
@@ -224,9 +227,10 @@ def compare(
     progress: Told = NO_PROGRESS,
     **settings: Any,
 ) -> Compared:
-    """Each layer of what is deployed beside the reference: `first` is the first that diverges.
+    """Compare each layer of a deployed model with the reference; `first` is the first layer that
+    diverges.
 
-    The model, board and settings are those it was deployed with. `inputs` are arrays in the model's
+    Give the same model, board and settings as for the deploy. `inputs` are arrays in the model's
     order, by default the smoke test's.
     """
     from edgepack.flow.compare import compare_layers
@@ -257,10 +261,11 @@ def tune(
     progress: Told = NO_PROGRESS,
     **settings: Any,
 ) -> Tuned:
-    """Faster kernels for a model, timed on its `device` and written to the file `records`.
+    """Find faster kernels for a model, timed on its `device`, and write them to the file
+    `records`.
 
-    `deploy(..., records=[...])` uses them. A virtual board is tuned by estimated cycles, or with
-    `emulated`, to see how it works, by its emulator's times. `find_links` is as `deploy` takes it.
+    `deploy(..., records=[...])` uses them. A virtual board is tuned by estimated cycles, or, as
+    a demonstration with `emulated`, by its emulator's times. `find_links` is as for `deploy`.
     """
     from edgepack.tuning.run import tune_job
 
@@ -291,8 +296,9 @@ def package(
     progress: Told = NO_PROGRESS,
     **settings: Any,
 ) -> PackedBundle:
-    """A bundle in the folder `out`, and a file that carries it to the device: "tar", "deb", "oci",
-    "mender", "rauc" or "android-lib". `sign` is a private key, `find_links` as `deploy` takes it.
+    """Make a bundle in the folder `out`, and a file to install it from, of the `format` "tar",
+    "deb", "oci", "mender", "rauc" or "android-lib". `sign` is a private key; `find_links` is as
+    for `deploy`.
     """
     options = options or formats.Options()
     formats.check(format, options)

@@ -61,13 +61,12 @@ class Board:
     """A board profile.
 
     `clusters` has the fastest cores first. `libc` is "glibc", "none" (programs for it are static
-    and need no C library), or "any" (whatever the device turns out to have). `glibc` is the
-    floor, e.g. "2.31", or empty if `libc` is "none".
-    `cpu` "native" (board `local`) stands for the CPU edgepack runs on. `hwcaps`
-    are names of /proc/cpuinfo's Features line; `has` are the instruction families
-    (names of `edgepack.cpus.FAMILIES`) that all cores have. `origin` is the file
-    the profile was last changed in. `gpu` is None where kernels for the board's GPU, if it has one,
-    cannot be made.
+    and need no C library), or "any" (whatever the device has). `glibc` is the floor, e.g.
+    "2.31", or empty if `libc` is "none". `cpu` "native" (board `local`) stands for the CPU of
+    this machine. `hwcaps` are names in the Features line of /proc/cpuinfo. `has` are the
+    instruction families (names of `edgepack.cpus.FAMILIES`) that all cores have. `origin` is the
+    last file that changed the profile. `gpu` is None if edgepack cannot make kernels for the
+    board's GPU, or if there is none.
     """
 
     name: str
@@ -119,25 +118,25 @@ class Board:
 
     @property
     def cores(self) -> int:
-        """Cores of all clusters."""
+        """The number of cores in all clusters."""
         return sum(cluster.cores for cluster in self.clusters)
 
     @property
     def is_static(self) -> bool:
-        """Whether programs for it are linked statically, the kernels with them."""
+        """Whether programs are linked statically, together with the kernels."""
         return self.libc == "none"
 
     def without_libc(self) -> Board:
-        """The same board as if it had no C library."""
+        """Return this board as if it had no C library."""
         return replace(self, libc="none", glibc="")
 
     @property
     def is_local(self) -> bool:
-        """Whether this is the machine edgepack runs on."""
+        """Whether the board is the machine that edgepack runs on."""
         return self.name == "local"
 
     def to_dict(self) -> dict[str, Any]:
-        """For `edgepack boards --json`."""
+        """Return the values for `edgepack boards --json`."""
         return {
             "name": self.name,
             "title": self.title,
@@ -165,10 +164,10 @@ def version_tuple(version: str) -> tuple[int, ...]:
 
 
 def load_boards(extra: Sequence[str | Path] = ()) -> dict[str, Board]:
-    """All boards: those of edgepack, then those of each file of `extra` over them.
+    """Return all boards: edgepack's, extended and overridden by each file of `extra`.
 
-    A user's table may hold only the keys it changes: of a board that is there
-    already, or of the one it names with `base`. Raises ConfigError.
+    A user's table needs only the keys that it changes in an existing board, or in the board
+    named by `base`. Raises ConfigError.
     """
     builtin = data_file("boards.toml")
     values = read_toml(builtin)
@@ -207,7 +206,7 @@ def load_boards(extra: Sequence[str | Path] = ()) -> dict[str, Board]:
 
 
 def get_board(name: str, extra: Sequence[str | Path] = ()) -> Board:
-    """The board called `name`; raises ConfigError with the nearest name if there is none."""
+    """Return the board called `name`; without one, raises ConfigError with the nearest name."""
     boards = load_boards(extra)
     if name not in boards:
         raise ConfigError(f"unknown board: {name}", hint=perhaps(name, boards))

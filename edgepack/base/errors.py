@@ -18,8 +18,7 @@ MAX_MESSAGE = 20_000
 class EdgepackError(Exception):
     """A user's mistake or a failure outside this program.
 
-    `message` says what and names the file, field and value; `hint` is the next
-    step to take.
+    `message` names the error with file, field and value; `hint` is the next step to take.
     """
 
     exit_code = 1

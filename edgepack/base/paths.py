@@ -35,7 +35,7 @@ class OutsideError(ValueError):
 
 @contextlib.contextmanager
 def outside_allowed(is_allowed: bool = True) -> Iterator[None]:
-    """Within this block files may name others anywhere (the command line's --allow-outside)."""
+    """Within this block, files may name other files anywhere, as with --allow-outside."""
     token = _allow_outside.set(is_allowed)
     try:
         yield

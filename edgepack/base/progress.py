@@ -16,16 +16,16 @@ class Bar(Protocol):
 
 @runtime_checkable
 class Progress(Protocol):
-    """What a long step reports to.
+    """The receiver of progress reports of long steps.
 
-    Steps of several threads may come at once. Give an object with these two methods.
+    Several threads may report at once. Any object with these two methods will do.
     """
 
     def step(self, text: str) -> None:
-        """A new step begins."""
+        """Report the start of a step."""
 
     def bar(self, text: str, total: int) -> contextlib.AbstractContextManager[Bar]:
-        """A step of `total` units (bytes, files) begins."""
+        """Report the start of a step of `total` units (bytes, files)."""
 
 
 class Listener(Protocol):

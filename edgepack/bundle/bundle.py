@@ -132,10 +132,10 @@ class Golden:
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """A bundle whose files were all found to be what its manifest says.
+    """A bundle whose files match its manifest.
 
-    `path` is the folder. What is read from it later may have changed since: whoever
-    copies a file checks the copy against `manifest.files`.
+    `path` is the folder. Its files may change later: check each copy of a file against
+    `manifest.files`.
     """
 
     path: Path
@@ -143,18 +143,18 @@ class Bundle:
     manifest_sha256: str
 
     def file(self, name: str) -> Path:
-        """Where the file `name` of the manifest is."""
+        """Return the path of the file `name` of the manifest."""
         return self.path / name
 
     @property
     def signature(self) -> bytes:
-        """The signature over the manifest's bytes, or nothing."""
+        """The signature over the manifest's bytes; empty without one."""
         path = self.path / SIGNATURE_NAME
         return path.read_bytes() if path.is_file() else b""
 
     @property
     def source(self) -> ModelSource | None:
-        """Where its model was fetched from; None if that is not recorded.
+        """The source of the model; None if it is not recorded.
 
         Raises `BundleError` if the record is none of ours.
         """
@@ -165,7 +165,7 @@ class Bundle:
 
     @property
     def verified(self) -> Verified | None:
-        """What was compared before it was made; None if that is not recorded.
+        """The comparisons made before packing; None if they are not recorded.
 
         Raises `BundleError` if the record is none of ours.
         """
@@ -190,7 +190,7 @@ class Bundle:
 
     @property
     def golden_image(self) -> str | None:
-        """The golden photo's name in the bundle, if there is one."""
+        """The name of the smoke test's photo in the bundle, if there is one."""
         names = (f"golden/image{suffix}" for suffix in sorted(set(_IMAGE_SUFFIXES.values())))
         return next((name for name in names if name in self.manifest.files), None)
 
@@ -465,7 +465,7 @@ def _device_code(compiled: Compiled) -> dict[str, Path]:
 
 
 def open_bundle(path: str | Path) -> Bundle:
-    """The bundle in a folder or a .tar.gz, with every file of it verified.
+    """Return the bundle in a folder or a .tar.gz, after verifying every file.
 
     A tarball is unpacked into the cache. Raises `NotABundleError`, `ManifestError`,
     `DamagedBundleError` (files missing, too many, or of another size, hash or mode),
@@ -488,10 +488,10 @@ def open_bundle(path: str | Path) -> Bundle:
 
 
 def write_tarball(bundle: Bundle, out: str | Path, *, mtime: int = 0) -> str:
-    """Write `bundle` to `out` (.tar.gz); the SHA-256 of the tarball.
+    """Write `bundle` to `out` (.tar.gz), and return the tarball's SHA-256.
 
-    Equal bundles give equal bytes, whatever the folder, its owner, the umask and the
-    zlib. `mtime` (SOURCE_DATE_EPOCH, seconds) is the time of every file in it.
+    Equal bundles give equal bytes, independent of the folder, its owner, the umask and zlib.
+    `mtime` (SOURCE_DATE_EPOCH, seconds) is the time of every file in it.
     """
     out = Path(out)
     _verify(bundle.path, bundle.manifest, shown_as=bundle.path)

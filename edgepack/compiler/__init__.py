@@ -52,21 +52,18 @@ def compile_model(
 ) -> CompiledModel:
     """Compile a model into `out`/{model.so, graph.json, params.bin}; `out` is replaced.
 
-    A model that was not loaded yet is, by `load_model`.
-    `rules` are tried in order for each layer, None for those of `kernels.rules.table`: a way to
-    compare kernels, or to test one.
-    `precision` says what is stored in half precision, and computed so, and what of a quantised
-    model is done on integers.
-    `choices` say for some layers how their kernels are made, where that was found by tuning.
-    With a `gpu` that runs all layers that it can, in float32; `rules`, `growth` and `choices` say
-    nothing then.
-    Of weights at most `growth` times the model's are stored where that is faster: Winograd's
-    transformed ones take up to nine times the bytes. They go where they save most time.
-    Equal model, shapes, board, toolchain, `rules`, `growth`, `precision` and `choices` give equal
-    bytes, wherever they lie. Machine code of kernels that were compiled before is taken from the
-    cache.
-    Raises the errors of `load_model`, `BoardMemoryError`, `ModelError` for what else only
-    shows while compiling, and `ToolchainError` when the link fails.
+    A `ModelSpec` is first loaded by `load_model`. `rules` are the kernel rules to try for each
+    layer, in order; None stands for those of `kernels.rules.table`. With other rules you can
+    compare kernels, or test one. `precision` selects half precision for weights and arithmetic,
+    and the layers of a quantised model that use integers. `choices` has kernel parameters of
+    single layers, as found by tuning. With a `gpu`, the GPU runs all layers that it can, in
+    float32, and `rules`, `growth` and `choices` have no effect. The stored weights may be up to
+    `growth` times the model's, because Winograd's transformed weights take up to nine times the
+    bytes. They are used where they save most time. Equal model, shapes, board, toolchain,
+    `rules`, `growth`, `precision` and `choices` give equal bytes in any folder. Machine code of
+    known kernels is taken from the cache. Raises the errors of `load_model`, `BoardMemoryError`,
+    `ModelError` for errors that only show while compiling, and `ToolchainError` if the link
+    fails.
     """
     from edgepack.frontend.errors import named_failures
 

@@ -57,14 +57,14 @@ _READS_WITH = {  # a format's file is made ONNX by
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledModel:
-    """A folder with the three artifacts of a model for one board.
+    """The folder with a model's three compiled files for one board.
 
-    `arena_bytes` is the memory all tensors of a run share, inputs and outputs included,
-    `states_bytes` what of it is kept between runs; `params_bytes` is the size of the mapped
-    parameter file. `layers` tells for each kernel call where it came from and what it costs.
-    `floats` are nodes of a quantised model, by name, that are not done on integers, and why.
-    `device_code` are the kernels of a GPU, where one runs the model. Beside the artifacts lies what
-    the library was linked from (`objects`).
+    `arena_bytes` is the memory that all tensors of a run share, including inputs and outputs;
+    `states_bytes` is the part that is kept between runs. `params_bytes` is the size of the
+    mapped parameter file. `layers` has the origin and the cost of each kernel call. `floats` has
+    the names of nodes of a quantised model that do not use integers, with reasons. `device_code`
+    has the kernels of a GPU, if one runs the model. `objects`, in the same folder, is the
+    library's object file.
     """
 
     folder: Path

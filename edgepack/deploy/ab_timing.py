@@ -24,7 +24,7 @@ class AbTiming:
     """Medians of each round, in milliseconds; rounds took turns, and so did who went first.
 
     `ratio` is the geometric mean of b / a over the rounds, between `low` and `high` with 95 %
-    confidence. `emulated`: times are those of an emulator, and tell nothing of a board.
+    confidence. If `emulated` is set, the times are an emulator's and say nothing about a board.
     """
 
     a: str

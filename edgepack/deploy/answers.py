@@ -285,9 +285,9 @@ class Drift:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """`edgepack-device status`: `pending` is the release that is being tested; `newest` is None if
-    nothing was ever current, or the device tool is too old to tell. `source` is where the current
-    release's model was fetched from, if that was asked and is recorded."""
+    """The result of `edgepack-device status`. `pending` is the release that is being tested.
+    `newest` is None if no release was ever current, or if the device tool is too old. `source`
+    is the source of the current release's model, if it was requested and is recorded."""
 
     tool: str
     current: Release | None
@@ -371,7 +371,7 @@ class Trust:
 
 @dataclass(frozen=True, kw_only=True)
 class Switched:
-    """What a rollback made current, and what was so before."""
+    """The release that a rollback made current, and the one before it."""
 
     release: str
     before: str | None

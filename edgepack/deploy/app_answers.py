@@ -20,7 +20,7 @@ _MOST_SIDE = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Class:
-    """One of the best classes of an image; `label` is empty without a list of labels."""
+    """A class of an image with its score; `label` is empty without a list of labels."""
 
     index: int
     label: str
@@ -167,9 +167,9 @@ class Deviation:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench(page.Tabular):
-    """Statistics of repeated runs, in milliseconds, and the time of each run in their order.
+    """Statistics of repeated runs, in milliseconds, and the time of each run.
 
-    `emulated`: they are those of an emulator, and tell nothing of a board.
+    If `emulated` is set, the times are an emulator's and say nothing about a board.
     """
 
     runs: int
@@ -246,9 +246,10 @@ class LayerTime:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile(page.Tabular):
-    """The layers in the order they ran; `overhead_ms` is what measuring them added to a run.
+    """The layers in the order of execution; `overhead_ms` is the time that the measurement adds
+    to a run.
 
-    `emulated`: times are those of an emulator, and tell nothing of a board.
+    If `emulated` is set, the times are an emulator's and say nothing about a board.
     """
 
     runs: int
@@ -317,10 +318,10 @@ class RanOn:
 
 @dataclass(frozen=True, kw_only=True)
 class AppAnswer:
-    """What edgepack-run said of one input; `times_ms` are those it measured, by step. `whole_bench`
-    is of a photo through all stages.
+    """The answer of edgepack-run for one input; `times_ms` has the measured time of each step.
+    `whole_bench` is of a photo through all stages.
 
-    `emulated`: they and the peak of memory are those of an emulator.
+    If `emulated` is set, the times and the peak memory are those of an emulator.
     """
 
     top: tuple[Class, ...]
@@ -368,7 +369,7 @@ class AppAnswer:
         )
 
     def on_emulator(self) -> AppAnswer:
-        """The same, as a virtual board's."""
+        """Return this answer, marked as from an emulator."""
         return replace(
             self,
             emulated=True,
@@ -389,5 +390,5 @@ class AppAnswer:
         return page.embed_parts(class_bars(self.top), shown, page.facts(times))
 
     def to_dict(self) -> dict[str, Any]:
-        """For --json: what edgepack-run printed, and whether it was emulated."""
+        """Return the values for --json: edgepack-run's output, and whether it was emulated."""
         return {**self.document, "emulated": self.emulated}

@@ -90,17 +90,17 @@ class SameVersionError(BundleError):
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a deploy did.
+    """The report of a deploy.
 
-    `outcome` is "deployed" (something had to be sent or stored), "activated" (the release
-    was there already), or "unchanged". `before` was current until now; `previous` is what a
-    rollback would go to. `missing_bytes` of the bundle's files were not there: `sent_bytes` went
-    over for them, compressed, and `copied_bytes` were found in other files there. `links` is how
-    often it had to connect. `signer` is who signed, as the device sees it, and `pinned` a signer
-    that it trusts from now on. `same_version` is a release that was there with the same version,
-    where signers are pinned. `smoke_fresh` tells a smoke test of now from the record of an earlier
-    one; with `emulated` its times and memory are those of an emulator. `seconds` has the wall time
-    of each phase.
+    `outcome` is "deployed" (files were sent or stored), "activated" (the device had the
+    release), or "unchanged". `before` is the release that was current before; `previous` is the
+    target of a rollback. `missing_bytes` counts the bundle's bytes that the device lacked:
+    `sent_bytes` were sent for them, compressed, and `copied_bytes` were copied from other files
+    on the device. `links` is the number of connections. `signer` is the signer that the device
+    verified, and `pinned` a signer that it trusts from now on. `same_version` is another release
+    with the same version, if signers are pinned. `smoke_fresh` is true for a new smoke test,
+    false for an earlier one's record; with `emulated`, its times and memory are an emulator's.
+    `seconds` has the wall time of each phase.
     """
 
     device: str
@@ -132,7 +132,7 @@ class Report:
         return {**asdict(self), "facts": self.facts.to_dict()}
 
     def sent_text(self) -> str:
-        """How much was missing there and how much went over for it, for a person."""
+        """Return a sentence on the missing and the sent bytes."""
         if self.outcome != "deployed":
             return "nothing: the release was there"
         return (
@@ -189,9 +189,9 @@ class DeployPlan:
 def preview(
     bundle: Bundle, device: Device, root: str, *, options: DeployOptions = DEFAULT_OPTIONS
 ) -> DeployPlan:
-    """What `deploy_bundle` would do: only reads from the device.
+    """Return the plan of `deploy_bundle`, without changing the device.
 
-    Raises what the gate and the device raise.
+    Raises the errors of the gate and the device.
     """
     return _Deploy(bundle, device, root, options, NO_PROGRESS).plan()
 
@@ -204,10 +204,10 @@ def deploy_bundle(
     options: DeployOptions = DEFAULT_OPTIONS,
     progress: Progress = NO_PROGRESS,
 ) -> Report:
-    """Make `bundle` the current release below `root` on `device`, and have it tested there.
+    """Make `bundle` the current release below `root` on `device`, and test it there.
 
-    Whatever happens on the way, `current` names a whole release, or none. Once all has
-    arrived, the device goes on alone: if the link dies then, it finishes all the same.
+    At any moment, `current` names a complete release, or none. Once all files have arrived, the
+    device finishes even if the link breaks.
 
     Raises:
         GateError: the bundle does not fit the device; nothing was written.

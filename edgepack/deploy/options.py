@@ -14,15 +14,15 @@ KEEP_RELEASES = 3
 class DeployOptions:
     """How to deploy.
 
-    `keep` releases stay on the device; current and previous do in any case. `wait_s` bounds
-    the wait for another deploy there. A lost link is tried again `retries` times in a row
-    without progress. `answer_s` bounds the silence while the device works (hashing on a slow
-    card), beyond the time-outs of lock and health gate. `limit_bytes_s` bounds the upload.
-    `signers` is a file of allowed signers (ssh-keygen(1)) to pin at the first install;
-    `allow_downgrade` takes a lower version than the device has had. With `new_version` a bundle of
-    the same version as another that was current there is refused, if signers are pinned.
-    `replace_model` takes the place of a release of another model (see `check_same_model`).
-    A device with another `machine_id` than this is refused, if it is given and the device has one.
+    `keep` is the number of releases to keep on the device; current and previous are always kept.
+    `wait_s` limits the wait for another deploy. After a lost link, `retries` attempts in a row
+    may make no progress. `answer_s` limits the device's silence while it works (hashing on a
+    slow card), beyond the time limits of lock and health gate. `limit_bytes_s` limits the upload
+    in bytes per second. `signers` is a file of allowed signers (ssh-keygen(1)) to pin at the
+    first install; `allow_downgrade` accepts a lower version than the device's highest. With
+    `new_version`, and if signers are pinned, a bundle with the same version as a different
+    earlier release is refused. `replace_model` allows replacing another model (see
+    `check_same_model`). If `machine_id` is given, a device with another one is refused.
     """
 
     keep: int = KEEP_RELEASES

@@ -63,13 +63,13 @@ class Dump:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What edgepack-run of a release shall do there, of the current one if `release` is empty.
+    """A request to edgepack-run of a release; if `release` is empty, of the current one.
 
-    One of `image`, `inputs` (.npy or .raw, in the order of the model's inputs) and
-    `golden`; `outputs`, of the model's in their order, are written, and `expected` is compared:
-    .npy files here. With `stage` it is that of the release's stages, from 1, that runs, alone.
-    `dumps` are written there first, and then fetched; `options` are further options as
-    edgepack-run takes them.
+    The input is one of `image`, `inputs` (.npy or .raw files, in the order of the model's
+    inputs) and `golden`. `outputs` and `expected` are local .npy files, in the order of the
+    model's outputs, to write and to compare with. With `stage`, only this stage of the release
+    runs, counted from 1. `dumps` are written on the device and then fetched; `options` are
+    further options of edgepack-run.
     """
 
     image: Path | None = None
@@ -93,7 +93,7 @@ class RunRequest:
 
 
 def run_on_device(device: Device, root: str, request: RunRequest) -> dict[str, Any]:
-    """As `ask_app`; the app's JSON object."""
+    """Run the app on the device by `ask_app`, and return its JSON object."""
     return dict(ask_app(device, root, request).document)
 
 

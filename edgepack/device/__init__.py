@@ -60,11 +60,11 @@ def open_device(
     options: SshOptions | None = None,
     progress: Progress = NO_PROGRESS,
 ) -> Device:
-    """Connect to the device `spec` names; the caller closes it.
+    """Connect to the device that `spec` names, and return it; the caller closes it.
 
     `spec` is `user@host[:port]`, an alias of the OpenSSH configuration, `adb:SERIAL` (a phone;
-    `adb:` is the only one there is), `local` (this machine) or `virtual` (the board's virtual
-    board, started if needed). Of `options`, all but the time limits are for SSH.
+    `adb:` for the only phone), `local` (this machine) or `virtual` (the board's virtual board,
+    started if needed). Of `options`, all but the time limits are for SSH.
 
     Raises:
         UsageError: `spec` has none of these forms, or `local` is used for another board.

@@ -57,8 +57,8 @@ class Stream(Protocol):
 class Device(Protocol):
     """A machine with a POSIX shell.
 
-    Relative paths start at the login's home folder, wherever its start files go (on Android,
-    which has none, at /data/local/tmp). Commands run under `sh` with the
+    Relative paths start at the login's home folder, even if the shell's start files change the
+    folder (on Android, which has no home, at /data/local/tmp). Commands run under `sh` with the
     C locale and without standard input.
     """
 
@@ -93,10 +93,10 @@ class Device(Protocol):
         offset: int = 0,
         sent: Callable[[int], None] | None = None,
     ) -> None:
-        """Write the bytes of `local` from `offset` on to the file `remote`, at the same place.
+        """Write the bytes of `local` from `offset` on to the same position of the file `remote`.
 
-        The folder must exist. With offset 0 the file is made anew. `sent` is called with
-        the size of each chunk. Nothing is verified or flushed here: the caller does.
+        The folder must exist. With offset 0 the file is replaced. `sent` is called with the size
+        of each chunk. The caller has to verify and flush the file.
 
         Raises:
             DiskFullError, ConnectionLostError, RemoteError.
@@ -117,13 +117,14 @@ class Device(Protocol):
         """
 
     def mkdir(self, path: str) -> None:
-        """Make the folder `path` and those above it; no error if it is there."""
+        """Make the folder `path` and its parents; an existing folder is no error."""
 
     def reconnect(self) -> None:
-        """Connect anew, after ConnectionLostError. Raises what connecting raises."""
+        """Connect again, after ConnectionLostError. Raises the errors of connecting."""
 
     def close(self) -> None:
         """Let go of the connection."""
 
     def abort(self) -> None:
-        """Let go of it at once, from any thread: whoever waits for it hears that it was lost."""
+        """Close the connection at once, from any thread; a thread that waits for it gets
+        ConnectionLostError."""

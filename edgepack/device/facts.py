@@ -116,20 +116,19 @@ class Tool:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFacts:
-    """A device as it was asked.
+    """The properties of a device, as read from it.
 
-    `features` are names of /proc/cpuinfo's Features (x86: flags) line; on an ARMv8
-    kernel the ARMv7 names that its 32-bit mode has are added. `loaders` are the dynamic
-    loaders that are there, which tell the user space's word size and float ABI where
-    `machine` tells the kernel's only. `glibc` is None where there is none.
-    `free_disk_bytes` is that of the file system the root folder is on, or will be.
-    `sha256sum` is the command that prints SHA-256 sums, or empty. `tool` is the version of
-    the edgepack-device in the root folder, or empty, and `protocol` that of its `receive`.
-    `folder` is where relative paths begin. `machine_id` is systemd's and D-Bus's, or empty.
-    `noexec`: the root folder's file system is mounted so that no program on it can run.
-    `selinux` is "enforcing", "permissive", or empty where there is none. `gpu_drivers` are the
-    libraries of `GPU_DRIVERS` that are there, `gpu_closed` the GPU's device nodes that we may not
-    open.
+    `features` are the names in the Features line (x86: flags) of /proc/cpuinfo; on an ARMv8
+    kernel, the ARMv7 names of its 32-bit mode are added. `loaders` are the installed dynamic
+    loaders. They show the word size and float ABI of the user space; `machine` is that of the
+    kernel. `glibc` is None without glibc. `free_disk_bytes` refers to the file system of the
+    root folder. `sha256sum` is the command that prints SHA-256 sums, or empty. `tool` is the
+    version of edgepack-device in the root folder, or empty, and `protocol` the version of its
+    `receive`. `folder` is the folder that relative paths refer to. `machine_id` is that of
+    systemd and D-Bus, or empty. With `noexec`, the root folder's file system cannot run
+    programs. `selinux` is "enforcing", "permissive", or empty without SELinux. `gpu_drivers` are
+    the installed libraries of `GPU_DRIVERS`, and `gpu_closed` the GPU's device nodes that the
+    login may not open.
     """
 
     system: str

@@ -74,16 +74,15 @@ def _without_scheme(spec: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SshOptions:
-    """How to connect.
+    """Settings of an SSH connection.
 
-    `config_file` is read instead of ~/.ssh/config and /etc/ssh/ssh_config; with
-    `use_config` off none is. `identity` is tried before the agent's keys and the
-    default ones; with `identities_only` neither of those is tried. `jump` are the hosts to go
-    through, in order, instead of what ProxyJump and ProxyCommand say. `known_hosts` is used
-    instead of ~/.ssh/known_hosts (and what UserKnownHostsFile says); `host_keys` are
-    lines of such a file, used instead of any file. `accept_new_host_key` adds the key of
-    a host that is not known yet to known_hosts; a changed key is refused in any case.
-    `command_timeout_s` bounds each command that has no limit of its own (None: nothing does).
+    `config_file` is read instead of ~/.ssh/config and /etc/ssh/ssh_config; with `use_config`
+    false, no configuration is read. `identity` is tried before the agent's and the default keys;
+    with `identities_only`, it is the only key tried. `jump` are the jump hosts in order, instead
+    of ProxyJump and ProxyCommand. `known_hosts` replaces ~/.ssh/known_hosts and
+    UserKnownHostsFile; `host_keys` are lines of such a file, which replace any file.
+    `accept_new_host_key` adds the key of an unknown host to known_hosts; a changed key is always
+    refused. `command_timeout_s` limits each command without its own limit (None: no limit).
     """
 
     config_file: Path | None = None

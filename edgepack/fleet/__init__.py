@@ -49,7 +49,7 @@ _SUFFIXES = ("", ".json", ".toml", ".yaml", ".yml")
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """What a fleet file says: the devices in its order, and how a rollout goes through them."""
+    """The content of a fleet file: its devices in order, and the settings of a rollout."""
 
     name: str
     file: Path
@@ -57,20 +57,21 @@ class Fleet:
     settings: Settings
 
     def journal(self, model: str, folder: Path | None = None, shard: Shard | None = None) -> Path:
-        """Where the journal of this fleet and `model` (a bundle's name) is, or of a shard of it.
+        """Return the path of the journal of this fleet and `model` (a bundle's name), or of a shard.
 
-        Beside the fleet's file unless there is a `folder`. The name begins with a dot, so
-        that Ansible does not take it for a part of the inventory.
+        It is beside the fleet's file, or in `folder`. Its name begins with a dot, so that
+        Ansible does not read it as part of the inventory.
         """
         part = "" if shard is None else f"@{shard.number}-of-{shard.of}"
         return (folder or self.file.parent / ".edgepack") / self.name / f"{model}{part}.jsonl"
 
 
 def load_fleet(path: str | Path) -> Fleet:
-    """The fleet in `path`: a .toml file is fleet.toml, any other an Ansible inventory.
+    """Return the fleet in `path`: a .toml file is a fleet.toml, any other file an Ansible
+    inventory.
 
-    A folder stands for the one such file in it. Raises ConfigError naming what is wrong, and
-    where.
+    A folder stands for the only such file in it. Raises ConfigError, which names the error and
+    its place.
     """
     path = Path(path)
     if path.is_dir():

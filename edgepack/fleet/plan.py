@@ -160,10 +160,10 @@ def make_plan(
     settings: Settings,
     is_done: Callable[[FleetDevice], bool] = lambda _device: False,
 ) -> RolloutPlan:
-    """`devices` in waves.
+    """Divide `devices` into waves.
 
-    The waves do not depend on what `is_done`: a rollout that is run again has the same ones,
-    with fewer devices left in them.
+    The waves do not depend on `is_done`: a repeated rollout has the same waves, with fewer
+    remaining devices.
     """
     canaries = _canaries(devices, settings.canary)
     names = {device.name for device in canaries}

@@ -160,16 +160,15 @@ def roll_out(
     journal: Journal | None = None,
     stop: Stop | None = None,
 ) -> RolloutResult:
-    """Do `work` on every device of `plan`, wave by wave.
+    """Do `work` on every device of `plan`, wave by wave, and return the results.
 
-    A wave begins when the one before has ended and is good enough (`Settings`). As soon as it
-    cannot be, or when `stop` is asked for, no further device is begun; those under way are
-    waited for, as long as `Work.budget_s` says and a moment. None is begun outside of the window.
-    Those that could not be reached are tried again when the waves are over, as long as `Settings`
-    say. What came of a device is in the `journal` before the next one is begun. An exception that
-    is no EdgepackError is a bug: it is
-    raised when those under way have ended. Raises KeyboardInterrupt, with devices under way, if
-    `stop` is to be at once.
+    A wave starts when the wave before has ended within the limits of `Settings`. As soon as the
+    limits are exceeded, or `stop` is set, no further device starts; running devices get the time
+    of `Work.budget_s`, and a moment more. No device starts outside of the window. Unreachable
+    devices are tried again after the waves, for the time in `Settings`. The result of a device
+    is in the `journal` before the next device starts. An exception that is not an EdgepackError
+    is a bug; it is raised when all running devices have ended. If `stop` demands an immediate
+    end, KeyboardInterrupt is raised while devices still run.
     """
     run = _Run(plan, settings, work, watcher, journal, stop or Stop())
     started = time.monotonic()

@@ -54,10 +54,11 @@ _ALIVE_S = 20.0
 
 
 class Outputs(Sequence[Array]):
-    """The arrays that a run gave, in the order of the model's outputs.
+    """The output arrays of a run, in the order of the model's outputs.
 
-    `names` are the outputs' in the model. `top` are the best classes, if there is one vector of
-    scores; `times_ms` is what each step took on the device, by an emulator if it is `emulated`.
+    `names` are the names of the outputs. `top` has the best classes, if the only output is a
+    vector of scores. `times_ms` has the time of each step on the device, or on an emulator if
+    `emulated` is set.
     """
 
     def __init__(self, arrays: Sequence[Array], names: Sequence[str], answer: AppAnswer) -> None:
@@ -98,12 +99,12 @@ class Outputs(Sequence[Array]):
 
 
 class Deployment(Closing):
-    """A model that is deployed on a device: `deploy` and `connect` make these.
+    """A model that is deployed on a device, as returned by `deploy` and `connect`.
 
-    A context manager: leaving it lets go of the connection, and the release stays. `device` is the
-    connection, `root` the folder there, `report` what the deploy did (None after `connect`), and
-    `service` what it started as a service (None if it was not asked to): "service", its name,
-    "kind", "root" and "account".
+    As a context manager, it closes the connection at the end; the release stays. `device` is the
+    connection, `root` the folder on the device, and `report` the deploy's report (None after
+    `connect`). `service` describes the service that the deploy started (None without one):
+    "service" (its name), "kind", "root" and "account".
     """
 
     def __init__(
@@ -157,16 +158,16 @@ class Deployment(Closing):
         affinity: str | None = None,
         timeout_s: float | None = None,
     ) -> Outputs | list[Outputs]:
-        """Run the release that is current, on the device.
+        """Run the current release on the device, and return its outputs.
 
-        `data` is a photo (a file's path, or a Pillow image), which the release's preprocessing
-        turns into the input; or the input itself: an array of its shape (and dtype, or one that
-        numpy casts to it as "same_kind"), or a .npy or .raw file. A model of several inputs takes
-        arrays by their names. With `color` an array is a photo as a camera gives it: uint8,
-        (height, width, 3) for "rgb" and "bgr", (height, width) for "gray". A list of photos gives a
-        list. `top` is how many classes to name (5 if the only output is a vector
-        of scores), `threads` 1 to 64 (default: the cores of the fastest kind), `affinity` "big",
-        "little", "all", "none" or numbers of CPUs such as "0,2-3".
+        `data` is a photo (a path or a Pillow image), which the release preprocesses; or the
+        input itself: an array of its shape (and of its dtype, or one that numpy casts to it as
+        "same_kind"), or a .npy or .raw file. A model with several inputs takes a mapping of
+        names to arrays. With `color`, an array is a camera's picture: uint8, (height, width, 3)
+        for "rgb" and "bgr", (height, width) for "gray". For a list of photos, `run` returns a
+        list. `top` is the number of classes to return (default: 5 if the only output is a vector
+        of scores), `threads` is 1 to 64 (default: the cores of the fastest kind), and `affinity`
+        is "big", "little", "all", "none" or CPU numbers such as "0,2-3".
 
         Raises ModelError if an array does not fit its input, UsageError if there is no such photo,
         and what `run_on_device` raises.
@@ -206,15 +207,15 @@ class Deployment(Closing):
         affinity: str | None = None,
         timeout_s: float = COMMAND_TIMEOUT_S,
     ) -> Session:
-        """The release's app, kept running: many photos, one after the other, without loading the
-        model for each.
+        """Start the release's app and keep it running, so that many photos need only one loading
+        of the model.
 
             with deployed.session() as session:
                 for seen in session.stream(camera, color="bgr"):
                     print(seen.top)
 
-        Of photos only, and without the arrays that `run` brings back. `timeout_s` is the most that
-        one photo may take; the others are as for `run`.
+        A session takes only photos, and does not return the output arrays. `timeout_s` limits
+        the time of one photo; the other arguments are as for `run`.
         """
         words = _words(top=top, threads=threads, affinity=affinity)
         return Session(self.device, self.root, words, timeout_s=timeout_s)
@@ -227,7 +228,7 @@ class Deployment(Closing):
         threads: int | None = None,
         affinity: str | None = None,
     ) -> Bench:
-        """Time `runs` runs on the release's own input, after `warmup` that are not timed.
+        """Time `runs` runs on the release's test input, after `warmup` runs that are not timed.
 
         Raises what `run_on_device` raises.
         """
@@ -244,7 +245,7 @@ class Deployment(Closing):
         threads: int | None = None,
         affinity: str | None = None,
     ) -> Profile:
-        """As `bench`, layer by layer."""
+        """Time the runs as `bench` does, layer by layer."""
         words = _words(threads=threads, affinity=affinity)
         answer = self._measure(runs, warmup, (*words, "--profile"))
         if answer.profile is None:
@@ -252,14 +253,14 @@ class Deployment(Closing):
         return answer.profile
 
     def status(self) -> Status:
-        """Which release is current there, since when and by whom, how its test ended, and where its
-        model was fetched from."""
+        """Return the current release, since when and by whom it is current, the result of its
+        test, and the source of its model."""
         return remote_tool.status_with_source(self.device, self.root)
 
     def rollback(self, *, to: str | None = None) -> Switched:
-        """Make the release before, or the one called `to`, current again, and have it tested.
+        """Make the previous release, or the release `to`, current again, and test it.
 
-        Raises RemoteError if there is none such, SmokeTestError if it fails there.
+        Raises RemoteError if there is no such release, SmokeTestError if its test fails.
         """
         self._model = None
         return remote_tool.rollback(self.device, self.root, to=to)
@@ -304,22 +305,23 @@ def deploy(
     progress: Progress | Callable[[str], object] = NO_PROGRESS,
     **settings: Any,
 ) -> Deployment:
-    """Compile a model for a board, bring it to a device, have it tested there, and stay connected.
+    """Compile a model for a board, install and test it on a device, and stay connected.
 
-    `device` is as `open_device` takes it: "pi@192.168.1.20", an alias of the OpenSSH
-    configuration, "adb:SERIAL", "virtual" or "local". `project` is an edgepack.toml, whose values
-    all others here override. `preprocess` is a preset's name ("torchvision-imagenet"), which is
-    fitted to the model's input as `edgepack init` does, a table as in edgepack.toml, or a spec;
-    without it the model is tested on random inputs and takes arrays only. `settings` are further
-    fields of `Project`: `name`, `labels`, `golden_image`, `expected_class` (a number, or a label),
-    `shapes`, `root` and so on. `sign` is a private key. With `service` the release runs now and at
-    each boot, as the project's [service] table says. `find_links` names a folder, or the URL of a
-    page, with wheels of what is otherwise built from source, or several. `progress` hears of each
-    step: a function of one text, such as `print`, or a `Progress`.
+    `device` is as for `open_device`: "pi@192.168.1.20", an alias of the OpenSSH configuration,
+    "adb:SERIAL", "virtual" or "local". `project` is an edgepack.toml; the other arguments
+    override its values. `preprocess` is a preset's name ("torchvision-imagenet"), adapted to the
+    model's input as by `edgepack init`, a table as in edgepack.toml, or a spec. Without it, the
+    test uses random inputs, and the model takes only arrays. `settings` are further fields of
+    `Project`: `name`, `labels`, `golden_image`, `expected_class` (a number, or a label),
+    `shapes`, `root` and so on. `sign` is a private key. With `service` the release runs now and
+    at each boot, as the project's [service] table says. `find_links` is a folder, or the URL of
+    a page, with wheels of programs that edgepack would otherwise build from source, or a list of
+    these. `progress` is called at each step: a function of one text, such as `print`, or a
+    `Progress`.
 
-    Raises what `load_project`, `make_job`, `package_job`, `open_device` and `deploy_bundle` raise,
-    `OtherModelError` where a release of another model would be replaced, and `NoServiceError` for a
-    `service` without that table.
+    Raises the errors of `load_project`, `make_job`, `package_job`, `open_device` and
+    `deploy_bundle`, `OtherModelError` if the release would replace another model, and
+    `NoServiceError` for `service` without that table.
     """
     told = make_progress(progress)
     settings |= {"board": board, "device": device}
@@ -358,10 +360,10 @@ def connect(
     ssh: SshOptions | None = None,
     progress: Progress | Callable[[str], object] = NO_PROGRESS,
 ) -> Deployment:
-    """What was deployed before: the model called `name`, or in the folder `root`.
+    """Return the `Deployment` of the model called `name`, or in the folder `root`, on a device.
 
-    `board` is only needed for the device "virtual", `boards` for one of your own. Raises UsageError
-    without a name and a root, and what `open_device` raises.
+    `board` is only needed for the device "virtual", and `boards` for your own board profiles.
+    Raises UsageError without a name and a root, and the errors of `open_device`.
     """
     folder = root or (default_root(name) if name else None)
     if folder is None:

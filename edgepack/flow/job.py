@@ -87,7 +87,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A model that was read, with fixed shapes, a board, and the compiler for both."""
+    """A loaded model with fixed shapes, its board, and a compiler."""
 
     project: Project
     board: Board
@@ -115,11 +115,11 @@ def spec_of(project: Project) -> ModelSpec:
 
 
 def make_job(project: Project) -> Job:
-    """Check what can be known without the compiler.
+    """Read the model and check everything that needs no compiler.
 
-    Raises UsageError without a board, ConfigError if the board is unknown or the labels are
-    not as many as the classes, and what boards, toolchains, models, preprocessing
-    and labels raise.
+    Raises UsageError without a board, ConfigError if the board is unknown or the numbers of
+    labels and classes differ, and the errors of boards, toolchains, models, preprocessing and
+    labels.
     """
     board = board_of(project)
     toolchain = select(board, project.toolchain)
@@ -403,10 +403,10 @@ def check_labels(project: Project, labels: Sequence[str], output: TensorInfo) ->
 def compile_job(
     job: Job, *, floats: Mapping[str, str] | None = None, progress: Progress = NO_PROGRESS
 ) -> CompiledModel:
-    """The compiled model, from the cache if this model was compiled for this board before.
+    """Compile the job's model, or return it from the cache.
 
-    `floats` are the nodes of a quantised model that are to be in float, if not those that are
-    faster so on this board. Raises what `compile_apart` raises.
+    `floats` are the nodes of a quantised model that compute in float; by default those that are
+    faster in float on this board. Raises the errors of `compile_apart`.
     """
     task = compile_task(job, floats=floats)
 
@@ -627,10 +627,10 @@ def _prove_stages(job: Job, first: _Proven, progress: Progress) -> list[StageCon
 
 
 def package_job(job: Job, out: str | Path, *, progress: Progress = NO_PROGRESS) -> Bundle:
-    """Make the bundle in the folder `out`, and let it through the gate.
+    """Make the bundle in the folder `out`, and check it by the gate.
 
-    The app and the device tool are built beside the compiling. Raises what compiling, building
-    the runtime, the reference, `verify` and the gate raise.
+    The app and the device tool are built while the model is compiled. Raises the errors of
+    compiling, building the runtime, the reference, `verify` and the gate.
     """
     out = Path(out)
     chosen = job.toolchain.toolchain

@@ -126,30 +126,29 @@ class Quantizing:
 
 @dataclass(frozen=True, kw_only=True)
 class Project:
-    """One model and where it goes.
+    """A model, and the settings of its deploy.
 
-    `name` is that of the bundle and of the folder on the device. `version` is the release's
-    number, which a device with pinned signers never takes lower than before. `product` is what the
-    device is sold as, which takes no bundle of another; after `valid_until`
-    ("2027-01-31T12:00:00Z") no device installs it. `labels` is a
-    file with one class name per line. `scores` says whether the outputs need a softmax ("softmax")
-    or are ranked as they are ("raw"). `tolerance` bounds max |error| / max |reference|.
-    `verify` has the compiled model compared with the reference before it is bundled.
-    `golden_image` is the photo of the smoke test, `expected_class` what must be seen in
-    it; `golden_input` are .npy files of its inputs instead. `boards` are files of own board
-    profiles. `root` is the folder on the device. `static` has the programs need no C library there;
-    None: as the board's profile says. `optimize` is one of `OPTIMIZE`: how many weights may be
-    stored, beyond the model's, to be faster. `precision` is one of `frontend.precision.PRECISIONS`,
+    `name` is the name of the bundle and of the folder on the device. `version` is the release's
+    number; a device with pinned signers refuses lower numbers than before. `product` is the
+    product's name; a device refuses bundles of another product. After `valid_until`
+    ("2027-01-31T12:00:00Z"), no device installs the release. `labels` is a file with one class
+    name per line. `scores` says whether the outputs need a softmax ("softmax") or are used
+    unchanged ("raw"). `tolerance` limits max |error| / max |reference|. If `verify` is set, the
+    compiled model is compared with the reference before it is packed. `golden_image` is the
+    photo of the smoke test, and `expected_class` the class that the model must give to it;
+    `golden_input` are .npy files of inputs instead. `boards` are files with the user's board
+    profiles. `root` is the folder on the device. With `static`, the programs need no C library;
+    None: as in the board's profile. `optimize` is one of `OPTIMIZE`: how large the stored
+    weights may become for speed. `precision` is one of `frontend.precision.PRECISIONS`,
     `quantized` one of `QUANTIZED` there, `compute` one of `COMPUTE`: the processor that runs the
-    model. `compile_memory_mb` and `compile_cpu_s` limit what compiling may take, None for what
-    `limits_for` gives the model. `exact` layers, all or those of some nodes, are computed without
-    Winograd's algorithm; `bounded` inputs have values as large as those the model was trained with.
-    `records` are files of `flow.records`, by which kernels are made.
-    `stages` are the models that look at the boxes of this one. `health`
-    bounds the test there, `service` says how it runs when nobody is logged in, `sinks` where
-    results go and what is done about them. `quantize` is for making a float model one on integers,
-    `monitor` for what live input is compared with.
-    `origins` says for each field "default", the project file, or the flag it is from.
+    model. `compile_memory_mb` and `compile_cpu_s` limit compiling; None: as `limits_for`
+    computes for the model. `exact` layers, all or those of some nodes, are computed without
+    Winograd's algorithm; `bounded` inputs never exceed the range of the training. `records` are
+    files of `flow.records` with tuned kernels. `stages` are models that run on the boxes of this
+    one. `health` limits the smoke test, `service` describes the background service, and `sinks`
+    describes where results go and which actions they start. `quantize` has settings for
+    quantising a float model, and `monitor` the photos that live input is compared with.
+    `origins` has the source of each field: "default", the project file, or a flag.
     """
 
     name: str
@@ -193,7 +192,7 @@ class Project:
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def need_board(self) -> str:
-        """The board's name. Raises `UsageError` if none is given."""
+        """Return the board's name. Raises `UsageError` without one."""
         if self.board is None:
             raise UsageError(
                 "no board given", hint="add --board NAME (`edgepack boards` lists them)"
@@ -201,7 +200,7 @@ class Project:
         return self.board
 
     def need_device(self) -> str:
-        """Where the device is. Raises `UsageError` if none is given."""
+        """Return the device's address. Raises `UsageError` without one."""
         if self.device is None:
             raise UsageError(
                 "no device given", hint="add --device user@address, or --device virtual"
@@ -210,12 +209,12 @@ class Project:
 
 
 def load_project(path: str | Path | None, flags: Mapping[str, Any] | None = None) -> Project:
-    """The project in the file `path` (or no file), with `flags` over it.
+    """Return the project in the file `path` (or of no file), overridden by `flags`.
 
-    `flags` has names of `Project`'s fields; None is "not given". Shapes, constants and states
-    are joined with the file's by input name. Raises `ConfigError` if the file is not there or wrong
-    in any key, or if a file that it names is not there, or outside of its folder and not within
-    `outside_allowed`; `UsageError` if there is no model.
+    `flags` has names of `Project`'s fields; None means not given. Shapes, constants and states
+    are merged with the file's by input name. Raises `ConfigError` if the file is missing or has
+    a wrong key or value, if a file that it names is missing, or if such a file is outside of its
+    folder and not within `outside_allowed`; `UsageError` if there is no model.
     """
     path = None if path is None else Path(path)
     given = {key: value for key, value in (flags or {}).items() if value is not None}

@@ -22,10 +22,11 @@ from edgepack.preprocess.spec import PreprocessSpec
 
 
 class Session(Closing):
-    """The current release's app, with its model loaded, until the session is closed.
+    """A running app of the current release, with its model loaded.
 
-    `Deployment.session` makes these, as context managers. Photos of one size after the other cost
-    their transfer and the run; for another size, or order of channels, the app is started anew.
+    `Deployment.session` returns one, as a context manager. A photo of the same size as the one
+    before takes only its transfer and the run. For another size or order of channels, the app is
+    restarted.
     """
 
     def __init__(
@@ -38,11 +39,12 @@ class Session(Closing):
         self._accept: tuple[str, ...] | None = None
 
     def run(self, photo: object, *, color: str | None = None) -> AppAnswer:
-        """What the model sees in a photo: classes in `top`, things in `boxes`, all in `document`.
+        """Run the model on a photo; the answer has classes in `top`, objects in `boxes`, and
+        everything in `document`.
 
-        `photo` is a file's path, a Pillow image, or an array as a camera gives it: uint8,
-        (height, width, 3) with `color` "rgb" or "bgr", (height, width) with "gray". A file is
-        decoded here, in full. Raises UsageError if it is none of these, what the app says, and
+        `photo` is a path, a Pillow image, or a camera's picture as an array: uint8, (height,
+        width, 3) with `color` "rgb" or "bgr", (height, width) with "gray". A file is decoded on
+        this machine, at full size. Raises UsageError for anything else, the app's errors, and
         ConnectionLostError.
         """
         if self._accept is None:
@@ -65,7 +67,7 @@ class Session(Closing):
         return read.on_emulator() if is_emulated(self._device) else read
 
     def stream(self, source: Iterable[object], *, color: str | None = None) -> Iterator[AppAnswer]:
-        """`run` of each photo that `source` gives, as soon as it is there."""
+        """Yield the answer of `run` for each photo of `source`, as soon as the photo is there."""
         for photo in source:
             yield self.run(photo, color=color)
 

@@ -35,15 +35,16 @@ from edgepack.model.structure import subgraphs
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:
-    """What `edgepack inspect` shows of the file alone.
+    """The facts of a model file that `edgepack inspect` prints.
 
-    `operators` counts nodes by type (those of other domains as `domain::type`), subgraphs included.
-    `parameters` counts elements of weights, those in Constant nodes too (int64 tensors, which hold
-    shapes and indices, are left out), `parameters_bytes` their size. `macs` are the multiply-adds
-    of convolutions and matrix products in one inference, None when a dimension that they depend on
-    has no value. `unsupported` are the nodes that cannot be compiled. `words` and `states` are
-    those of `LoadedModel`; `begins` tells what states begin with that do not with zero, and
-    `perhaps_states` are inputs that by name and shape may be states, with their outputs.
+    `operators` counts nodes by type (in other domains as `domain::type`), including subgraphs.
+    `parameters` counts the elements of weights, also in Constant nodes, except int64 tensors,
+    which are shapes and indices; `parameters_bytes` is their size. `macs` is the number of
+    multiply-adds of convolutions and matrix products in one inference, or None if it depends on
+    a dimension without a value. `unsupported` are the nodes that cannot be compiled. `words` and
+    `states` are as in `LoadedModel`. `begins` has the initial values of states that do not start
+    with zero. `perhaps_states` maps inputs whose names and shapes look like states to their
+    outputs.
     """
 
     path: Path
@@ -70,10 +71,11 @@ def inspect_model(
     constants: Mapping[str, Constant] | None = None,
     states: Mapping[str, str] | None = None,
 ) -> ModelInfo:
-    """Read what a model is made of; `shapes`, `constants` and `states` as in `ModelSpec`.
+    """Return the facts of a model file; `shapes`, `constants` and `states` are as in
+    `ModelSpec`.
 
-    Dynamic dimensions and unsupported operators are no errors here. Raises the
-    errors of `edgepack.model.read_model`.
+    Dynamic dimensions and unsupported operators are allowed. Raises the errors of
+    `edgepack.model.read_model`.
     """
     from edgepack.frontend.expand import expand
     from edgepack.frontend.operators import find_unsupported

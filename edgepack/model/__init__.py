@@ -64,8 +64,8 @@ def batch_of(inputs: Sequence[TensorInfo]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """A model file, the shapes of those inputs that need one, the inputs that are constants, and
-    those that keep an output.
+    """A model file, with the shapes of dynamic inputs, the inputs that are constants, and the
+    states.
 
     `shapes` maps names to dimensions, `constants` names to values: see `set_inputs`. `states` maps
     inputs to outputs: see `bind_states`.

@@ -36,11 +36,11 @@ PARTS = "parts"
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeBuild:
-    """The stripped app for every board of a triple.
+    """The app, without symbols, for every board of a triple.
 
-    `licenses` are the texts (by name) of all that is linked into it. If the toolchain links
-    statically, `app` is the folder with its parts, which `linked_app.link_app` makes a program of,
-    with a model's kernels. `flags` are those of code generation.
+    `licenses` has the licence texts, by name, of all linked code. If the toolchain links
+    statically, `app` is a folder of parts, which `linked_app.link_app` links with a model's
+    kernels to a program. `flags` are the flags of code generation.
     """
 
     app: Path
@@ -54,7 +54,8 @@ class RuntimeBuild:
 def build_runtime(
     board: Board, toolchain: Toolchain, *, progress: Progress = NO_PROGRESS
 ) -> RuntimeBuild:
-    """edgepack-run for `board`'s triple: of an installed wheel, or the cache, or built from source.
+    """Return edgepack-run for `board`'s triple, from an installed wheel, the cache, or built
+    from source.
 
     Code generation is for the triple's lowest CPU (`board.runtime_flags`). Equal sources
     and tools give equal bytes, wherever the checkout and the cache are.

@@ -44,11 +44,11 @@ class GlibcTooNewError(ToolchainError):
 class Toolchain:
     """A C and C++ compiler for one triple.
 
-    `cc` and `cxx` are the start of a command line for `run` (zig's hold its -target already).
-    `glibc` is the newest glibc version whose symbols a program linked by it can need; empty if it
-    links programs statically, with musl.
-    Without a compiler (`has_compiler`) `cc` and `cxx` are empty: it then names what programs were
-    built with before, and kernels are linked by `edgepack.native.linker`, with `builtins`.
+    `cc` and `cxx` are the start of a command line for `run` (zig's include -target). `glibc` is
+    the newest glibc version that a program linked by it can need; empty if it links statically,
+    with musl. Without a compiler (see `has_compiler`), `cc` and `cxx` are empty. The toolchain
+    then stands for programs that are built already, and `edgepack.native.linker` links kernels,
+    with `builtins`.
     """
 
     kind: str
@@ -62,13 +62,13 @@ class Toolchain:
 
     @property
     def has_compiler(self) -> bool:
-        """Whether it is installed."""
+        """Whether the compiler is installed."""
         return bool(self.cc)
 
     def run(
         self, argv: Sequence[str | Path], *, what: str | None = None, cwd: Path | None = None
     ) -> Finished:
-        """`edgepack.base.process.run` for a program that is this compiler or starts it."""
+        """Run a program that is or starts this compiler, by `edgepack.base.process.run`."""
         if self.kind != "zig":
             return run(argv, what=what, cwd=cwd)
         with zig_cache() as env:
@@ -76,13 +76,13 @@ class Toolchain:
 
     @property
     def title(self) -> str:
-        """For messages and the manifest, e.g. "zig 0.17.0 (glibc 2.28)"."""
+        """The name in messages and the manifest, e.g. "zig 0.17.0 (glibc 2.28)"."""
         libc = "static, musl" if self.is_static else f"glibc {self.glibc}"
         return f"{self.kind} {self.version} ({libc})"
 
     @property
     def is_static(self) -> bool:
-        """Whether what it links needs no C library."""
+        """Whether its programs need no C library."""
         return not self.glibc
 
 
@@ -95,12 +95,13 @@ class Choice:
 
 
 def select(board: Board, force: str | None = None) -> Choice:
-    """The toolchain for `board`: the forced kind, or the first that meets its glibc floor.
+    """Return the toolchain for `board`: the forced kind, or the first that meets the glibc
+    floor.
 
-    zig's programs for the board may be built already, in a wheel: then zig is not needed. Where no
-    compiler is installed, the choice is zig without one, which serves to compile a model.
-    Raises MissingCompilerError (the forced one is not installed, or none that links static
-    programs), GlibcTooNewError (the forced one cannot meet the floor) or UsageError (no such kind).
+    If a wheel has zig's programs for the board, zig is not needed. If no compiler is installed,
+    the choice is zig without a compiler, which suffices to compile a model. Raises
+    MissingCompilerError (the forced one is not installed, or none that links static programs),
+    GlibcTooNewError (the forced one cannot meet the floor) or UsageError (no such kind).
     """
     if force is not None and force not in TOOLCHAINS:
         raise UsageError(f"unknown toolchain: {force}", hint=perhaps(force, TOOLCHAINS))

@@ -91,17 +91,17 @@ class Resize:
 
 @dataclass(frozen=True, kw_only=True)
 class PreprocessSpec:
-    """What turns a photo into the tensor for the model's input `input`.
+    """The conversion of a photo to the tensor for the model's input `input`.
 
-    Value of a float32 tensor: (pixel * scale - mean) / std, per channel in the order of
-    `color`. A uint8 tensor holds the pixels as they are, without fractions, if it has no
-    `quantization`; else an 8-bit tensor holds those values over the first of that (its scale),
-    rounded half to even, plus the second (the zero point), within the dtype. `crop` is (height,
-    width), cut from the centre, with `crop_centre` one of `CENTRES`: see `crop_start`. `accept`
-    names kinds of image that are converted, not refused. Photos of more than `max_pixels` pixels
-    are refused by their header. With `decode` "scaled" a JPEG is decoded no larger than the resize
-    needs: see `reduction`. `input` None stands for the only input of a model, `max_pixels`
-    None for what a board can hold: see `for_inputs` and `for_memory`.
+    The value of a float32 tensor is (pixel * scale - mean) / std, per channel in the order of
+    `color`. A uint8 tensor without `quantization` has the unchanged pixels. An 8-bit tensor with
+    `quantization` (scale, zero point) has these values divided by that scale, rounded half to
+    even, plus the zero point, limited to the dtype. `crop` is the (height, width) of a cut at
+    the centre, with `crop_centre` one of `CENTRES`: see `crop_start`. `accept` names kinds of
+    image that are converted instead of refused. Photos of more than `max_pixels` pixels are
+    refused before decoding. With `decode` "scaled", a JPEG is decoded no larger than the resize
+    needs: see `reduction`. `input` None stands for the only input of a model, and `max_pixels`
+    None for the limit of the board's memory: see `for_inputs` and `for_memory`.
     """
 
     input: str | None = None
@@ -131,7 +131,7 @@ class PreprocessSpec:
 
     @property
     def normalises(self) -> bool:
-        """Whether `scale`, `mean` and `std` are for this tensor."""
+        """Whether `scale`, `mean` and `std` apply to this tensor."""
         return self.dtype == "float32" or self.quantization is not None
 
     @property
@@ -200,7 +200,8 @@ class PreprocessSpec:
     def from_json(
         cls, text: str | bytes, *, file: str | Path = "preprocess.json"
     ) -> PreprocessSpec:
-        """The spec in preprocess.json, read as the runtime does. Raises `ConfigError`."""
+        """Return the spec in preprocess.json, read like the runtime reads it. Raises
+        `ConfigError`."""
         data = text.encode(errors="surrogatepass") if isinstance(text, str) else text
         values = parse_json(data, file=file)
         table = Table(
@@ -215,7 +216,7 @@ class PreprocessSpec:
         return cls._read(table, whole=True)
 
     def to_json(self) -> str:
-        """preprocess.json: equal specs give equal text. `input` must be known by now."""
+        """Return the text of preprocess.json; equal specs give equal text. `input` must be set."""
         if self.input is None:
             raise ValueError("the spec is not yet for an input: see for_inputs")
         values: dict[str, Any] = {
@@ -247,10 +248,10 @@ class PreprocessSpec:
         return values if self.crop_centre == "floor" else {**values, "centre": self.crop_centre}
 
     def for_inputs(self, inputs: Sequence[TensorInfo]) -> PreprocessSpec:
-        """This spec for one of a model's inputs: the one named `input`, or the only one.
+        """Return this spec for one of a model's inputs: the one named `input`, or the only one.
 
-        Raises `PreprocessMismatchError` if there is none such, or if the tensors made are
-        not of its dtype and shape. Of a batch each photo is one.
+        Raises `PreprocessMismatchError` if there is no such input, or if the tensors have
+        another dtype or shape than the input. Each photo is one element of a batch.
         """
         names = [info.name for info in inputs]
         if self.input is None and len(inputs) != 1:
@@ -282,7 +283,7 @@ class PreprocessSpec:
         return replace(self, input=info.name)
 
     def for_memory(self, memory_bytes: int) -> PreprocessSpec:
-        """This spec with a limit of pixels: its own, or what fits into that memory."""
+        """Return this spec with a limit of pixels: its own, or as many as fit into that memory."""
         if self.max_pixels is not None:
             return self
         return replace(self, max_pixels=min(max(1, memory_bytes // _PIXEL_BYTES), MOST_PIXELS))
@@ -299,11 +300,11 @@ class PreprocessSpec:
         return (batch, height, width, self.channels)
 
     def load(self, path: str | Path) -> npt.NDArray[Any]:
-        """The tensor of the photo in `path`: `load_resized`, `tensor`."""
+        """Return the tensor of the photo in `path`, by `load_resized` and `tensor`."""
         return self.tensor(self.load_resized(path))
 
     def load_resized(self, path: str | Path) -> npt.NDArray[Any]:
-        """The photo in `path` as `resized` makes it."""
+        """Return the photo in `path`, resized and cropped by `resized`."""
         pixels, size = decode_image(
             Path(path),
             accept=self.accepted,
@@ -313,11 +314,11 @@ class PreprocessSpec:
         return self.resized(pixels, size)
 
     def reduction(self, height: int, width: int) -> int:
-        """By what a JPEG of `height` x `width` pixels is divided as it is decoded: 1, 2, 4 or 8.
+        """Return the divisor for decoding a JPEG of `height` x `width` pixels: 1, 2, 4 or 8.
 
-        1 unless `decode` is "scaled"; else the most with which, turned or not, it is no smaller
-        than what it will be resized to; and with which its sides stay different if they are, for
-        they tell then how EXIF data turned it.
+        It is 1 unless `decode` is "scaled". Otherwise it is the largest with which the photo,
+        upright or turned, is at least as large as after the resize. Different sides must stay
+        different, because they show how EXIF data turned the photo.
         """
         if self.decode == "full" or min(height, width) < 1:
             return 1
@@ -332,23 +333,23 @@ class PreprocessSpec:
 
     @property
     def accepted(self) -> tuple[str, ...]:
-        """Kinds of image that are converted: a gray photo, too, if that is what the model wants."""
+        """The kinds of image that are converted; a grey photo, too, if the model takes grey
+        images."""
         return (*self.accept, "gray") if self.color == "gray" else self.accept
 
     def resized(self, image: Pixels, size: tuple[int, int] | None = None) -> npt.NDArray[Any]:
-        """`image` (BGR HWC uint8, as `load_image` gives) in `color`, resized and cropped.
+        """Return `image` (BGR HWC uint8, as from `load_image`) in `color`, resized and cropped.
 
-        `size` is that of the photo, if it was reduced to make `image` of it.
-        Returns HWC uint8, float32 if "tf-bilinear" resized it, channels in the order of `color`;
-        (H, W, 1) for "gray".
-        Raises `ImageSizeError` if the image is smaller than the crop or too long.
+        `size` is the photo's size, if `image` was decoded at a smaller size. Returns HWC uint8,
+        float32 if "tf-bilinear" resized it, channels in the order of `color`; (H, W, 1) for
+        "gray". Raises `ImageSizeError` if the image is smaller than the crop or too long.
         """
         return self.stages(image, size)[-1]
 
     def stages(
         self, image: Pixels, size: tuple[int, int] | None = None
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
-        """What becomes of `image` in `resized`: in its colours, that resized, and that cropped."""
+        """Return the stages of `resized`: `image` in its colours, then resized, then cropped."""
         if self.color == "gray":
             image = np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2GRAY), np.uint8)
         elif self.color == "rgb":
@@ -392,7 +393,8 @@ class PreprocessSpec:
         return canvas
 
     def geometry(self, height: int, width: int) -> Geometry:
-        """How a photo of `height` x `width` pixels, turned by its EXIF data, lies in its tensor."""
+        """Return the position in the tensor of a photo of `height` x `width` pixels after its
+        EXIF rotation."""
         inner, outer = self._sizes(height, width)
         top, left = -((outer[0] - inner[0]) // 2), -((outer[1] - inner[1]) // 2)
         if self.crop:
@@ -408,10 +410,10 @@ class PreprocessSpec:
         )
 
     def tensor(self, resized: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The model's input of an image that `resized` made.
+        """Return the model's input for an image from `resized`.
 
-        Of `dtype`, NCHW (1, C, H, W) or NHWC (1, H, W, C). A value is pixel * a + b, with
-        a = scale / std and b = -mean / std rounded to float32 first.
+        It has the `dtype` and the layout NCHW (1, C, H, W) or NHWC (1, H, W, C). A value is
+        pixel * a + b, where a = scale / std and b = -mean / std are rounded to float32 first.
         """
         values = resized
         if self.normalises:
