@@ -57,7 +57,7 @@ class Fleet:
     settings: Settings
 
     def journal(self, model: str, folder: Path | None = None, shard: Shard | None = None) -> Path:
-        """Return the path of the journal of this fleet and `model` (a bundle's name), or of a shard.
+        """Return the path of the journal of this fleet or shard and `model` (a bundle's name).
 
         It is beside the fleet's file, or in `folder`. Its name begins with a dot, so that
         Ansible does not read it as part of the inventory.
