@@ -120,7 +120,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "publish": (
         "edgepack publish apt repository --key packages@example.org --phase 5 --add dist/*.deb",
         "edgepack publish oci oci://registry.example/shop/flowers:stable --quadlet units",
-        "edgepack publish model oci://registry.example/shop/flowers:v3",
+        "edgepack publish mender https://hosted.mender.io --add dist/flowers.mender "
+        "--token-file token --group shop-floor --phases 5,25,100",
     ),
     "matrix": (
         "edgepack matrix --board rasp3b --board rasp4b-64",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgepack.base.errors import UsageError
+from edgepack.cli import publish_servers
 from edgepack.cli.console import Console
 from edgepack.cli.options import add_common, board_files, check_writable, positive
 
@@ -121,6 +122,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "name, and returns to the old release if a new one fails its smoke test",
     )
     images.set_defaults(run=run_oci)
+    publish_servers.add(kinds)
     for kind in kinds.choices.values():
         add_common(kind)
 

@@ -20,7 +20,7 @@ from edgepack.boards import get_board
 from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.service import Service
 from edgepack.device.ssh import SshDevice
-from edgepack.formats import Options, apt_repository
+from edgepack.formats import Options, apt_repository, mender_server
 from edgepack.virtual.rootfs import rootfs
 from tests import cross
 from tests.boards import login, own_boards, tar_of_missing, unpacked
@@ -318,6 +318,8 @@ def test_mender_artifact_verifies_what_was_signed(
     assert f"Name: {bundle.manifest.folder_name}" in said
     assert "Compatible devices: '[raspberrypi3]'" in said
     assert "Type:   edgepack" in said
+    found = mender_server.read_artifact(package.path)
+    assert (found.name, found.device_types) == (bundle.manifest.folder_name, ("raspberrypi3",))
     data = bytearray(package.path.read_bytes())
     data[data.index(b"bundle.tar.gz") + 600] ^= 1
     package.path.write_bytes(data)
