@@ -1,4 +1,4 @@
-"""edgepack: take a trained ONNX model to an ARM field board, and know that it works there.
+"""edgepack: put a trained ONNX or TFLite model on an ARM board, and verify it there.
 
     import edgepack
 

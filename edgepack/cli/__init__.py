@@ -179,7 +179,7 @@ def make_parser(words: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
     codes = "\n".join(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
     parser = _Parser(
         prog="edgepack",
-        description="Take a trained ONNX model to a field board, and know that it works there.",
+        description="Put a trained ONNX or TFLite model on an ARM board, and verify it there.",
         epilog="edgepack COMMAND --help prints the command's options and examples\n\n"
         f"exit codes:\n{codes}",
     )

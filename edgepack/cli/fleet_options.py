@@ -32,8 +32,8 @@ def add_fleet(parser: argparse.ArgumentParser) -> None:
         "--shard",
         type=_shard,
         metavar="N/M",
-        help="only this part of them, by name: 2/5 is the second of five, which other machines "
-        "can work on at the same time",
+        help="select only part N of M of the devices, by their names; other machines can work on "
+        "the other parts at the same time",
     )
 
 
@@ -109,7 +109,7 @@ def add_waves(parser: argparse.ArgumentParser) -> None:
         "--window",
         type=_window,
         metavar="HH:MM-HH:MM",
-        help="begin with devices only in these hours, by the clock of this machine: 22:00-04:00",
+        help="start devices only in these hours of this machine's clock, for example 22:00-04:00",
     )
 
 
