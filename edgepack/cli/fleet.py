@@ -135,6 +135,18 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--html", type=Path, metavar="FILE", help="also write the report as an HTML page"
     )
 
+    watcher = actions.add_parser(
+        "watch", help="show a rollout live, on a page that only this machine can open"
+    )
+    add_fleet(watcher)
+    add_model(watcher)
+    watcher.add_argument(
+        "--journal", type=Path, metavar="DIR", help="the journal's folder: see `fleet deploy`"
+    )
+    watcher.add_argument(
+        "--port", type=port_number, default=0, metavar="N", help="on loopback (default: any)"
+    )
+
     for action in actions.choices.values():
         add_common(action)
     parser.set_defaults(run=run)

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import functools
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from edgepack.cli.fleet_options import (
     release_of,
     settings_of,
 )
-from edgepack.cli.fleet_run import Rollout, carry_out, print_plan, print_report
+from edgepack.cli.fleet_run import Rollout, carry_out, print_plan, print_report, stop_on_signal
 from edgepack.cli.options import (
     board_files,
     check_writable,
@@ -47,6 +48,7 @@ from edgepack.fleet.report import FleetReport
 from edgepack.fleet.work import AskStatus, Connector, Deploy, Rollback, SetTrust, check_aliases
 
 _ALL = Share(value=100, percent=True)
+_READ_EVERY_S = 0.5
 # One wave of all, whatever comes of any.
 _AT_ONCE = Settings(
     canary=Share(value=0), waves=(_ALL,), max_failures=_ALL, max_failures_total=_ALL
@@ -248,6 +250,27 @@ def _report(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def _watch(args: argparse.Namespace, console: Console) -> int:
+    """Serve the page until Ctrl-C or SIGTERM."""
+    from edgepack.fleet.watch import watch_page
+    from edgepack.fleet.watched import Watched
+
+    fleet = load_fleet(args.fleet)
+    release = release_of(args)
+    boards = load_boards(board_files(args))
+    devices = with_boards(choose(args, fleet), boards, release.board)
+    path = fleet.journal(release.name, args.journal, args.shard)
+    paths = [path] if args.shard else [path, *shards_of(path)]
+    watched = Watched(make_plan(devices, fleet.settings), paths)
+    title = f"{release.name} to {fleet.name}"
+    with stop_on_signal() as stop, watch_page(args.port, title, watched) as where:
+        console.data({"address": where}, where)
+        while not stop.asked:
+            watched.read()
+            time.sleep(_READ_EVERY_S)
+    return 0
+
+
 ACTIONS: dict[str, Callable[[argparse.Namespace, Console], int]] = {
     "plan": _plan,
     "deploy": _deploy,
@@ -257,4 +280,5 @@ ACTIONS: dict[str, Callable[[argparse.Namespace, Console], int]] = {
     "metrics": _metrics,
     "rules": _rules,
     "report": _report,
+    "watch": _watch,
 }

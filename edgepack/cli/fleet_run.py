@@ -29,6 +29,7 @@ from edgepack.fleet import (
     make_plan,
     roll_out,
 )
+from edgepack.fleet.journal import stop_file
 from edgepack.fleet.report import FleetReport, release_lines
 from edgepack.fleet.window import DailyHours
 from edgepack.fleet.work import NOTHING_BEFORE
@@ -77,8 +78,12 @@ def carry_out(
     if not plan.todo:
         console.step(f"nothing to do: all {plan.total} devices are done")
     teller = _Teller(console)
+    asks_to_stop = stop_file(journal.path)
+    asks_to_stop.unlink(missing_ok=True)  # of a rollout that had ended by then
     with stop_on_signal() as stop:
+        stop.file = asks_to_stop
         result = roll_out(plan, rollout.settings, work, teller, journal=journal, stop=stop)
+    asks_to_stop.unlink(missing_ok=True)
     journal.write({"event": "end", **result.to_dict()})
     report = FleetReport(
         fleet=rollout.fleet.name,

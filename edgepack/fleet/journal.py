@@ -169,7 +169,7 @@ class Journal(Closing):
                     os.truncate(self._file.fileno(), offset)
                 break
             try:
-                self._note(offset, _parse(line))
+                self._note(offset, parse_line(line))
                 good += 1
             except (ValueError, RecursionError):
                 damaged.append(offset)
@@ -205,6 +205,11 @@ class Journal(Closing):
             self.last[name] = last
 
 
+def stop_file(path: Path) -> Path:
+    """The file whose presence asks the rollout that writes the journal `path` to stop."""
+    return path.with_suffix(".stop")
+
+
 def _identity(details: Any) -> Identity | None:
     """What the details of a line tell of it, if they do."""
     if not isinstance(details, dict):
@@ -214,7 +219,7 @@ def _identity(details: Any) -> Identity | None:
     return Identity(*texts) if any(texts) else None
 
 
-def _parse(line: bytes) -> dict[str, Any]:
+def parse_line(line: bytes) -> dict[str, Any]:
     """A line of a journal, of which all that is used later has its type. Raises ValueError."""
     entry = json.loads(line)
     if not isinstance(entry, dict):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from datetime import time as datetime_time
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from edgepack.base.errors import ConnectError, EdgepackError, RefusedError, TimeLimitError
@@ -131,6 +132,9 @@ class Stop:
 
     at_once: bool = False
     """Do not wait for those under way either."""
+
+    file: Path | None = None
+    """Stop when there is a file at this path: so another process asks for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,6 +289,8 @@ class _Run:
     def _is_stopped(self) -> bool:
         if self._stop.at_once:
             raise KeyboardInterrupt
+        if self._stop.file is not None and self._stop.file.exists():
+            self._stop.asked = True
         if self._stop.asked and not self._told:
             self._told = True
             self._watcher.stopping()
