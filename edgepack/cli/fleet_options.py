@@ -152,6 +152,14 @@ def choose(args: argparse.Namespace, fleet: Fleet) -> tuple[FleetDevice, ...]:
     left: tuple[FleetDevice, ...] = args.shard.take(chosen)
     if not left:
         raise UsageError(f"--shard {args.shard}: none of {len(chosen)} devices is in it")
+    if hasattr(args, "canary"):
+        canary = settings_of(args, fleet).canary
+        if isinstance(canary, str) and not any(canary in device.groups for device in left):
+            raise UsageError(
+                f"--shard {args.shard}: no device of the canary group {canary} is in it, so its "
+                "first wave would be no canary",
+                hint=f"--limit {canary} without --shard first; then each shard with --canary 1",
+            )
     return left
 
 

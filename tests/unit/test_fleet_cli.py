@@ -309,6 +309,11 @@ def test_a_shard_has_a_journal_of_its_own(
         loaded.journal("m", None, shard) for shard in (None, *map(Shard.parse, ("1/2", "2/2")))
     }
     assert {path.name for path in paths} == {"m.jsonl", "m@1-of-2.jsonl", "m@2-of-2.jsonl"}
+    # The canaries are in one of two parts: the other would begin without any.
+    words = ["fleet", "plan", fleet, "--canary", "lab", "--shard"]
+    codes = {text: run(capsys, *words, text)[0] for text in ("1/2", "2/2")}
+    own = "1/2" if Shard(number=1, of=2).has("bench") else "2/2"
+    assert codes == {"1/2": 2, "2/2": 2} | {own: 0}
     code, _, err = run(capsys, "fleet", "plan", fleet, "--limit", "lab", "--shard", "1/9999")
     assert code == 2
     assert "--shard 1/9999: none of 1 devices is in it" in err
