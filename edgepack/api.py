@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -28,7 +29,7 @@ from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.signing import check_version, note_version, sign_folder
 from edgepack.flow.arguments import Preprocess, project_from
 from edgepack.flow.deployment import Deployment
-from edgepack.flow.job import board_of, make_job, package_job
+from edgepack.flow.job import board_of, make_job, package_job, stage_job
 from edgepack.native.wheel_places import Places, wheels_from
 
 if TYPE_CHECKING:
@@ -183,6 +184,7 @@ def quantize(
     images: File | None = None,
     *,
     out: File | None = None,
+    stage: str | None = None,
     judge: File | None = None,
     snr_db: float | None = None,
     budget: float = 0.1,
@@ -197,18 +199,22 @@ def quantize(
     It is validated on the photos in the folder `judge`, by default on one in four photos, which
     calibration does not use. `out` is `<model>.int8.onnx` beside the model by default. `snr_db`
     and `budget` (0.1 is 10 % of the work) are as the command's --snr and --budget.
+    With `stage`, that stage's model is converted, calibrated on its crops of the photos.
     """
     from edgepack.flow.quantize import quantize_project
+    from edgepack.flow.stages import find_stage
 
     known = project_from(
         "quantize", model, project=project, preprocess=preprocess, settings=settings
     )
     said = known.quantize
     photos = images if images is not None else said.images if said else None
+    source = known.model if stage is None else find_stage(known, stage).model
     return quantize_project(
         known,
         Path(_given("images", photos)),
-        Path(out) if out is not None else known.model.with_suffix(".int8.onnx"),
+        Path(out) if out is not None else source.with_suffix(".int8.onnx"),
+        stage=stage,
         judge=_path(judge) or (said.judge if said else None),
         snr_db=snr_db if snr_db is not None else said.snr_db if said else None,
         budget=budget,
@@ -252,6 +258,7 @@ def tune(
     model: File | None = None,
     *,
     records: File = "tuning.jsonl",
+    stage: str | None = None,
     minutes: int = 10,
     trials: int | None = None,
     emulated: bool = False,
@@ -266,13 +273,15 @@ def tune(
 
     `deploy(..., records=[...])` uses them. A virtual board is tuned by estimated cycles, or, as
     a demonstration with `emulated`, by its emulator's times. `find_links` is as for `deploy`.
+    With `stage`, that stage's model is tuned.
     """
     from edgepack.tuning.run import tune_job
 
     known = project_from("tune", model, project=project, settings=settings)
-    with wheels_from(find_links):
+    with wheels_from(find_links), ExitStack() as stack:
+        job = make_job(known)
         return tune_job(
-            make_job(known),
+            job if stage is None else stack.enter_context(stage_job(job, stage)),
             Path(records),
             minutes=minutes,
             trials=trials,

@@ -150,6 +150,10 @@ def _changed(found: Changed, stages: dict[str, Changed | None]) -> tuple[dict[st
     for name, one in stages.items():
         said = ["is not in both releases"] if one is None else _changes(one)
         lines += ["", f"stage '{name}':", *said]
+    if stages:
+        models = {"the first model": found, **{f"stage '{k}'": one for k, one in stages.items()}}
+        first = next((k for k, one in models.items() if one is None or one.differs), None)
+        lines += ["", f"{first} is the first to differ" if first else "no model differs"]
     return data, "\n".join(lines)
 
 

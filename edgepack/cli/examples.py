@@ -55,7 +55,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "quantize": (
         "edgepack quantize --images photos",
         "edgepack quantize model.onnx --images photos --judge others --out small.onnx",
-        "edgepack quantize --images photos --snr 30 --budget 20",
+        "edgepack quantize --images photos --stage direction",
     ),
     "enroll": (
         "edgepack enroll Anna anna-1.jpg anna-2.jpg",
@@ -70,7 +70,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "tune": (
         "edgepack tune",
         f"edgepack tune {_PI} --minutes 30",
-        "edgepack tune --trials 100 --records tuning.jsonl",
+        "edgepack tune --trials 100 --stage direction",
     ),
     "package": (
         "edgepack package",

@@ -67,6 +67,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="PERCENT",
         help="extra work that --snr may cause, in percent of an integer-only model's (default: 10)",
     )
+    parser.add_argument(
+        "--stage",
+        metavar="NAME",
+        help="quantise the model of this [[stage]], calibrated on what it would be given of the "
+        "photos (default: the project's own model)",
+    )
     add_html(parser)
     parser.set_defaults(run=run)
 
@@ -75,6 +81,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Write the quantised model, and print how good it is."""
     from edgepack.flow.project import Quantizing, load_project
     from edgepack.flow.quantize import quantize_project
+    from edgepack.flow.stages import find_stage
 
     check_html(args)
     flags = {
@@ -91,21 +98,23 @@ def run(args: argparse.Namespace, console: Console) -> int:
     budget = said.budget if args.budget is None else args.budget / 100
     if not 0 <= budget <= 1:
         raise UsageError(f"--budget: {args.budget} is not between 0 and 100")
-    out: Path = args.out or project.model.with_suffix(".int8.onnx")
+    model = project.model if args.stage is None else find_stage(project, args.stage).model
+    out: Path = args.out or model.with_suffix(".int8.onnx")
     check_writable(out.parent, "--out")
     found = quantize_project(
         project,
         images,
         out,
+        stage=args.stage,
         judge=args.judge or said.judge,
         snr_db=said.snr_db if args.snr is None else args.snr,
         budget=budget,
         progress=console,
     )
-    save(args, console, quantize_page(found, f"{out.name}, made of {project.model.name}"))
+    save(args, console, quantize_page(found, f"{out.name}, made of {model.name}"))
     size = out.stat().st_size
     values = {"file": str(out), "bytes": size, **document(found)}
-    console.data(values, "\n".join(_lines(found, out)))
+    console.data(values, "\n".join(_lines(found, out, "photo" if args.stage is None else "crop")))
     return 0
 
 
@@ -122,11 +131,11 @@ def document(found: Result) -> dict[str, object]:
     return {**values, "warning": found.warning}
 
 
-def _lines(found: Result, out: Path) -> list[str]:
+def _lines(found: Result, out: Path, of: str) -> list[str]:
     lines = [
         f"{out}: {megabytes(out.stat().st_size)}",
-        f"calibrated on {format_count(found.calibrated, 'photo')}, validated on "
-        f"{format_count(found.judged, 'held-out photo')} against float32",
+        f"calibrated on {format_count(found.calibrated, of)}, validated on "
+        f"{format_count(found.judged, f'held-out {of}')} against float32",
         _said("integers", found.all_int8),
     ]
     if found.in_float:

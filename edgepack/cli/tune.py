@@ -58,14 +58,19 @@ def add(parser: argparse.ArgumentParser) -> None:
         "models' kernels, and print whether they rank MODEL's kernels better than "
         "the present parameters",
     )
+    parser.add_argument(
+        "--stage",
+        metavar="NAME",
+        help="tune the model of this [[stage]], on what it is given of the golden photo (default: "
+        "the project's own model)",
+    )
     add_html(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Try, write down what was found, and print what it is worth."""
-    from edgepack.flow.job import make_job
-    from edgepack.tuning.run import is_estimated, tune_job
+    from edgepack.flow.job import make_job, stage_job
 
     check_html(args)
     given = args.records
@@ -73,11 +78,23 @@ def run(args: argparse.Namespace, console: Console) -> int:
     args.records = [path for path in read if path.exists()]
     project = project_of(args)
     if args.fit:
-        if args.html:
-            raise UsageError("--fit goes without --html")
+        if args.html or args.stage is not None:
+            raise UsageError("--fit goes with neither --html nor --stage")
         return _fit(args, make_job(project), console)
     check_writable(own.parent, "--records")
     job = make_job(project)
+    if args.stage is None:
+        return _tune(args, job, own, given, console)
+    with stage_job(job, args.stage) as stage:
+        return _tune(args, stage, own, given, console)
+
+
+def _tune(
+    args: argparse.Namespace, job: Job, own: Path, given: list[Path] | None, console: Console
+) -> int:
+    """Tune the job's model into the records `own`; `given` are those of --records."""
+    from edgepack.tuning.run import is_estimated, tune_job
+
     estimated = is_estimated(job, emulated=args.emulated)
     try:
         found = tune_job(
@@ -95,10 +112,14 @@ def run(args: argparse.Namespace, console: Console) -> int:
         raise
     # What is not estimated of a virtual board took the emulator that long.
     emulated = args.emulated and is_estimated(job, emulated=False)
-    lines = _lines(found, own, job, estimated=estimated, emulated=emulated)
+    name = job.project.name + (f", stage '{args.stage}'" if args.stage is not None else "")
+    lines = _lines(found, own, job, name, estimated=estimated, emulated=emulated)
+    if job.stages:
+        names = ", ".join(opened.stage.name for opened in job.stages)
+        lines += ["", f"only the first model was tuned: --stage NAME tunes a stage ({names})"]
     if found.kernels and given is None and project_file(args) is None:
         lines += ["", f"to use it: edgepack compile|package|deploy ... --records {own}"]
-    title = f"{job.project.name} for {job.board.name}, tuned"
+    title = f"{name} for {job.board.name}, tuned"
     made = tune_page(found, own, title, estimated=estimated, mark=emulated_mark(emulated))
     save(args, console, made)
     console.data({"records": str(own), **found.to_dict()}, "\n".join(lines))
@@ -170,7 +191,7 @@ def _files(args: argparse.Namespace) -> tuple[Path, list[Path]]:
 
 
 def _lines(
-    found: Tuned, own: Path, job: Job, *, estimated: bool, emulated: bool = False
+    found: Tuned, own: Path, job: Job, name: str, *, estimated: bool, emulated: bool = False
 ) -> list[str]:
     whole = found.confirmation
     mark = emulated_mark(emulated)
@@ -198,7 +219,6 @@ def _lines(
     if found.conditions and not estimated:
         before, *_, after = found.conditions
         lines += [f"before    {before}", f"after     {after}"]
-    name = job.project.name
     if whole is None:
         lines.append(f"{name}: no kernel was found that is faster by more than the noise")
         return lines

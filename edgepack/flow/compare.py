@@ -142,6 +142,11 @@ class Changed:
         """The first layer that is not the same to the bit."""
         return next((layer for layer in self.layers if layer.max_abs_error), None)
 
+    @property
+    def differs(self) -> bool:
+        """Whether its output or a layer's result is not the same to the bit."""
+        return self.output.max_abs_error != 0 or self.first is not None
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON; what is not finite is null."""
         return {

@@ -5,10 +5,11 @@ Project -> Job -> CompiledModel, RuntimeBuild, Golden -> Bundle
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -50,6 +51,7 @@ from edgepack.flow.sinks import fetch_mosquitto, prove_sinks
 from edgepack.flow.stages import (
     BOX_KINDS,
     OpenStage,
+    find_stage,
     gives_boxes,
     golden_crops,
     labels_of_all,
@@ -583,7 +585,7 @@ def _prove(job: Job, progress: Progress) -> _Proven:
     )
 
 
-def stage_jobs(job: Job, golden: Golden) -> Iterator[tuple[OpenStage, Job]]:
+def stage_jobs(job: Job, golden: Golden) -> Generator[tuple[OpenStage, Job]]:
     """Each stage of the job as a job of its own, whose golden input is what it is given of the
     golden photo; `golden` is that of the first model. Each is good until the next is asked for."""
     if not job.stages or job.postprocess is None:
@@ -597,6 +599,16 @@ def stage_jobs(job: Job, golden: Golden) -> Iterator[tuple[OpenStage, Job]]:
             crop = Path(folder) / f"{opened.stage.name}.npy"
             np.save(crop, crops[opened.stage.name])
             yield opened, make_job(project_of(job.project, opened, crop))
+
+
+@contextlib.contextmanager
+def stage_job(job: Job, name: str) -> Iterator[Job]:
+    """The job's stage of this name as a job of its own, as `stage_jobs` gives it, while the context
+    lasts. Raises UsageError if there is none, and what the golden input's crops raise."""
+    find_stage(job.project, name)
+    golden = make_golden(job.model, preprocess=job.preprocess, image=job.project.golden_image)
+    with contextlib.closing(stage_jobs(job, golden)) as jobs:
+        yield next(own for opened, own in jobs if opened.stage.name == name)
 
 
 def _prove_stages(job: Job, first: _Proven, progress: Progress) -> list[StageContents]:

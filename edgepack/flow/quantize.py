@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,10 +11,21 @@ from edgepack.base.errors import ConfigError, UsageError
 from edgepack.base.paths import write_atomic
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.flow.agreement import judge_for
-from edgepack.flow.job import spec_of
-from edgepack.flow.project import Project
-from edgepack.flow.reference import Array
-from edgepack.model import check_model, read_model
+from edgepack.flow.job import bound_postprocess, spec_of
+from edgepack.flow.project import Project, labels_of
+from edgepack.flow.reference import Array, Reference
+from edgepack.flow.stages import (
+    OpenStage,
+    StageReferences,
+    crops_of,
+    find_stage,
+    open_stages,
+    project_of,
+)
+from edgepack.model import LoadedModel, check_model, read_model
+from edgepack.model.meanings import as_meant
+from edgepack.postprocess.results import Results
+from edgepack.preprocess.image import Pixels, load_image
 from edgepack.preprocess.photos import SUFFIXES, photos_below, read_photo
 from edgepack.preprocess.spec import PreprocessSpec
 from edgepack.quantization.errors import CalibrationError
@@ -36,17 +48,21 @@ def quantize_project(
     images: Path,
     out: Path,
     *,
+    stage: str | None = None,
     judge: Path | None = None,
     snr_db: float | None = None,
     budget: float = 0.1,
     progress: Progress = NO_PROGRESS,
 ) -> Result:
-    """Quantise the project's model into the file `out`.
+    """Quantise the project's model, or that of one of its stages, into the file `out`.
 
     Photos are all those below `images`; without a folder `judge`, one in four of them is only
-    judged by. `snr_db` and `budget` are those of `quantize`. Raises ConfigError without
-    preprocessing, `CalibrationError`, and what reading models and photos raises.
+    judged by. A stage's inputs are what it would be given of each photo. `snr_db` and `budget` are
+    those of `quantize`. Raises ConfigError without preprocessing, UsageError for a stage that there
+    is not, `CalibrationError`, and what reading models and photos raises.
     """
+    if stage is not None:
+        find_stage(project, stage)
     model = read_model(spec_of(project))
     check_model(model)
     if project.preprocess is None or len(model.inputs) != 1:
@@ -54,7 +70,14 @@ def quantize_project(
             f"{project.model}: photos need preprocessing, and a model of one input",
             hint="add a [preprocess] table: `edgepack init` writes one",
         )
-    photos = read_photos(project.preprocess.for_inputs(model.given), images, judge)
+    preprocess = project.preprocess.for_inputs(model.given)
+    if stage is None:
+        photos = read_photos(preprocess, images, judge)
+    else:
+        opened, before, look = _open_first(project, model, preprocess, stage)
+        progress.step("cutting out of the photos what the stage would be given")
+        photos = _read_crops(opened, before, look, images, judge)
+        project, model = project_of(project, opened, Path()), opened.model
     result = quantize(
         model.path,
         model.proto,
@@ -69,8 +92,63 @@ def quantize_project(
     return result
 
 
+_Look = Callable[[Path], tuple[Pixels, Results]]
+"""The pixels of the photo in a file, and what the first model sees there."""
+
+
+def _open_first(
+    project: Project, model: LoadedModel, preprocess: PreprocessSpec, stage: str
+) -> tuple[OpenStage, StageReferences, _Look]:
+    """The stage, the stages before it, and what looks at photos for them."""
+    labels = labels_of(project)
+    postprocess = bound_postprocess(project, model, labels)
+    stages = open_stages(project, model, postprocess, labels)
+    names = [opened.stage.name for opened in stages]
+    number = names.index(stage)
+    reference = Reference(as_meant(model.proto))
+
+    def look(path: Path) -> tuple[Pixels, Results]:
+        photo = load_image(path, accept=preprocess.accepted)
+        outputs = reference.run([preprocess.load(path)])
+        by_name = dict(zip((info.name for info in model.outputs), outputs, strict=True))
+        assert postprocess is not None  # `open_stages` refuses a model that gives no boxes
+        tensors = [by_name[name] for name in postprocess.outputs]
+        geometry = preprocess.geometry(*photo.shape[:2])
+        return photo, postprocess.run(tensors, geometry, labels or ())
+
+    return stages[number], StageReferences(stages[:number]), look
+
+
+def _read_crops(
+    opened: OpenStage, before: StageReferences, look: _Look, images: Path, judge: Path | None
+) -> Photos:
+    """What a stage is given of the photos in two folders; raises `CalibrationError`."""
+
+    def of(paths: Sequence[Path]) -> tuple[Array, ...]:
+        return tuple(crop for path in paths for crop in crops_of(opened, before, *look(path)))
+
+    calibration, others = map(of, _read_folders(images, judge))
+    if not calibration or not others:
+        raise CalibrationError(
+            f"{images}: stage '{opened.stage.name}' would be given {len(calibration)} crops to "
+            f"calibrate on, and {len(others)} to validate on",
+            hint="give photos that show what it looks at: `edgepack check --image` says what is "
+            "seen",
+        )
+    return Photos(calibration=calibration, judge=others)
+
+
 def read_photos(preprocess: PreprocessSpec, images: Path, judge: Path | None) -> Photos:
     """The photos in two folders, each content once; raises `CalibrationError`."""
+    calibration, others = _read_folders(images, judge)
+    return Photos(
+        calibration=tuple(map(preprocess.load, calibration)),
+        judge=tuple(map(preprocess.load, others)),
+    )
+
+
+def _read_folders(images: Path, judge: Path | None) -> tuple[list[Path], list[Path]]:
+    """The photos to calibrate on, and those to judge by, each content once."""
     found = _by_content(images, "--images")
     if judge is None:
         # By content, so that names and copies do not decide.
@@ -86,10 +164,7 @@ def read_photos(preprocess: PreprocessSpec, images: Path, judge: Path | None) ->
             if judge is None
             else f"those that are in {judge} as well are validated on only",
         )
-    return Photos(
-        calibration=tuple(preprocess.load(path) for path in kept.values()),
-        judge=tuple(preprocess.load(path) for path in others.values()),
-    )
+    return list(kept.values()), list(others.values())
 
 
 def _by_content(folder: Path, what: str) -> dict[str, Path]:

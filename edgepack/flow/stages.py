@@ -6,6 +6,7 @@ to the byte where boxes are.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from edgepack.base.errors import ConfigError, ImageError, perhaps
+from edgepack.base.errors import ConfigError, ImageError, UsageError, perhaps
 from edgepack.bundle.sinks import SinkTables
 from edgepack.flow.gallery_check import check_gallery, maker_of
 from edgepack.flow.project import Project, read_labels
@@ -240,6 +241,17 @@ def _class_number(stage: Stage, name: str, labels: Sequence[str] | None) -> int:
     )
 
 
+def find_stage(project: Project, name: str) -> Stage:
+    """The project's stage of this name. Raises UsageError if there is none."""
+    names = [stage.name for stage in project.stages]
+    if name not in names:
+        raise UsageError(
+            f"--stage: the project has no stage '{name}'",
+            hint=perhaps(name, names) if names else "it has one model: leave --stage out",
+        )
+    return project.stages[names.index(name)]
+
+
 def labels_of_all(
     labels: Sequence[str] | None, stages: Sequence[OpenStage]
 ) -> tuple[str, ...] | None:
@@ -428,6 +440,19 @@ def _moved(found: Results, crop: PhotoCrop) -> Results:
         dataclasses.replace(mark, point=crop.source(*mark.point)) for mark in found.keypoints
     )
     return dataclasses.replace(found, boxes=boxes, keypoints=marks)
+
+
+def crops_of(
+    opened: OpenStage, before: StageReferences, photo: Pixels, found: Results
+) -> list[Array]:
+    """What a stage is given of a photo: a tensor for each box that it would look at. `before` are
+    the stages before it, which may turn a crop; a crop that it cannot use is left out."""
+    boxes = (before.look(photo, found) if opened.turned else found).boxes or ()
+    tensors = []
+    for index in choose(opened, boxes)[0]:
+        with contextlib.suppress(ImageError):
+            tensors.append(crop_tensor(opened, photo, boxes[index]))
+    return tensors
 
 
 def golden_crops(

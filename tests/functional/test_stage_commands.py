@@ -1,0 +1,149 @@
+"""What `bench`, `compare --release`, `quantize` and `tune` do with models in a row, on this
+machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import numpy_helper
+
+from edgepack.cli import main
+from tests.onnx_models import Builder
+
+SIDE, CROP, CLASSES, BRIGHT = 32, 16, 8, 100
+PROJECT = """
+[project]
+name = "many"
+model = "boxes.onnx"
+golden_image = "photos/0.png"
+board = "local"
+device = "local"
+[preprocess]
+resize = { mode = "exact", height = 32, width = 32 }
+[postprocess]
+preset = "yolo-end2end"
+[[stage]]
+name = "all"
+model = "all.onnx"
+scores = "raw"
+[stage.preprocess]
+resize = { mode = "exact", height = 16, width = 16 }
+[[stage]]
+name = "best"
+model = "best.onnx"
+scores = "raw"
+most = 1
+[stage.preprocess]
+resize = { mode = "exact", height = 16, width = 16 }
+"""
+
+
+def _classifier(path: Path, seed: int) -> None:
+    b = Builder(seed)
+    inner = b.op("Relu", b.conv("x", 3, 16))
+    inner = b.op("Relu", b.conv(inner, 16, 32))
+    pooled = b.op("Flatten", b.op("GlobalAveragePool", inner))
+    b.op("MatMul", pooled, b.weight(32, CLASSES), outputs=["y"])
+    b.save(path, {"x": [1, 3, CROP, CROP]}, {"y": [1, CLASSES]})
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A detector that finds two boxes in each photo: the likelier one is its dark corner."""
+    b = Builder()
+    nothing = b.op("Mul", b.op("ReduceMean", "x", keepdims=0), b.const(1e-4, "f4"))
+    # Enlarged to whole pixels, the first one is that corner.
+    rows = [[[0, 0, CROP - 0.5, CROP - 0.5, 0.9, 0], [8, 8, SIDE, SIDE, 0.8, 0]]]
+    b.op("Add", b.const(rows, "f4"), nothing, outputs=["rows"])
+    b.save(tmp_path / "boxes.onnx", {"x": [1, 3, SIDE, SIDE]}, {"rows": [1, 2, 6]})
+    _classifier(tmp_path / "all.onnx", 3)
+    _classifier(tmp_path / "best.onnx", 4)
+    (tmp_path / "photos").mkdir()
+    random = np.random.default_rng(1)
+    for number in range(8):
+        photo = random.integers(200, 256, (SIDE, SIDE, 3), np.uint8)
+        photo[:CROP, :CROP] = random.integers(0, BRIGHT + 1, (CROP, CROP, 3), np.uint8)
+        cv2.imwrite(str(tmp_path / "photos" / f"{number}.png"), photo)
+    (tmp_path / "edgepack.toml").write_text(PROJECT)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _run(model: Path, x: Any) -> Any:
+    return onnxruntime.InferenceSession(str(model)).run(None, {"x": x})[0]
+
+
+def test_each_stage_is_timed_and_the_one_that_changed_is_found(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = ("--root", str(folder / "device"))
+    assert main(["deploy", *there]) == 0
+    before = (folder / "device" / "current").resolve().name
+    capsys.readouterr()
+    assert main(["bench", "-n", "5", *there, "--json"]) == 0
+    parts = json.loads(capsys.readouterr().out)["stage_times"]["parts"]
+    assert [(part["stage"], part["boxes"]) for part in parts] == [("", 1), ("all", 2), ("best", 1)]
+
+    (folder / "best.onnx").rename(folder / "was.onnx")
+    _classifier(folder / "best.onnx", 5)
+    assert main(["deploy", *there]) == 0
+    capsys.readouterr()
+    assert main(["compare", "--release", before, *there]) == 0
+    assert capsys.readouterr().out.endswith("stage 'best' is the first to differ\n")
+    assert main(["compare", "--release", before, *there, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["stages"]
+    stages = {one["stage"]: one["changed"] for one in found}
+    assert list(stages) == ["all", "best"]
+    assert stages["all"]["output"]["max_abs_difference"] == 0
+    pixels = cv2.imread("photos/0.png")[:CROP, :CROP, ::-1]
+    crop = pixels.transpose(2, 0, 1)[np.newaxis].astype(np.float32)
+    wanted = np.abs(_run(folder / "best.onnx", crop) - _run(folder / "was.onnx", crop)).max()
+    assert stages["best"]["output"]["max_abs_difference"] == pytest.approx(wanted, rel=1e-3)
+    assert stages["best"]["first_differing"] == 0
+
+
+def test_a_stage_is_quantised_on_what_it_is_given(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quantize", "--stage", "best", "--images", "photos", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["calibrated"], found["judged"]) == (6, 2)
+    model = onnx.load("best.int8.onnx")
+    numbers = {one.name: numpy_helper.to_array(one) for one in model.graph.initializer}
+    scales = [
+        float(numbers[node.input[1]])
+        for node in model.graph.node
+        if node.op_type == "QuantizeLinear" and node.input[0] == "x"
+    ]
+    # The rest of the photos is twice as bright, and more.
+    assert scales and all(0.5 * BRIGHT / 255 < scale <= 1.01 * BRIGHT / 255 for scale in scales)
+    # Of the other one both boxes of each photo.
+    assert main(["quantize", "--stage", "all", "--images", "photos", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["calibrated"], found["judged"]) == (12, 4)
+
+
+def test_a_stage_is_tuned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["tune", "--stage", "all", "--trials", "2", "--root", str(folder / "t"), "--json"])
+        == 0
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert found["trials"] > 0  # the first model has nothing that could be tuned
+
+
+@pytest.mark.parametrize("command", [("quantize", "--images", "photos"), ("tune",)])
+def test_a_stage_that_there_is_not(
+    folder: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    assert main([*command, "--stage", "bets"]) == 2
+    said = capsys.readouterr().err
+    assert "--stage: the project has no stage 'bets'" in said
+    assert "perhaps you meant 'best'" in said
