@@ -25,6 +25,7 @@ from edgepack.base.text import one_line
 from edgepack.model.errors import NotOnnxError
 from edgepack.model.session import cpu_session
 from edgepack.model.states import declare
+from edgepack.model.tflite_sparse import densify
 
 Array = npt.NDArray[Any]
 
@@ -248,6 +249,9 @@ class _Graph:
         if buffer is None or not buffer.DataLength():
             return None
         values = np.frombuffer(buffer.DataAsNumpy().tobytes(), self.dtype(number))
+        sparsity = self.graph.Tensors(number).Sparsity()
+        if sparsity is not None:
+            return densify(self.tflite, sparsity, values, self.shape(number))
         return values.reshape(self.shape(number))
 
     def need(self, op: _Operator, index: int, what: str) -> Array:
@@ -989,6 +993,10 @@ def _dequantize(graph: _Graph, op: _Operator) -> None:
     _each(graph, op, lambda value: value)
 
 
+def _densify(graph: _Graph, op: _Operator) -> None:
+    graph.folded[op.outputs[0]] = graph.need(op, 0, "sparse tensor")
+
+
 def _quantize(graph: _Graph, op: _Operator) -> None:
     _each(graph, op, lambda value: value)
 
@@ -1042,6 +1050,7 @@ _OTHERS: dict[str, Callable[[_Graph, _Operator], None]] = {
     "CONV_2D": _conv,
     "DEPTHWISE_CONV_2D": _conv,
     "DEPTH_TO_SPACE": _depth_to_space,
+    "DENSIFY": _densify,
     "DEQUANTIZE": _dequantize,
     "EXPAND_DIMS": _reshape,
     "FULLY_CONNECTED": _fully_connected,
