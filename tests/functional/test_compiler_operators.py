@@ -337,6 +337,12 @@ def element_wise(draw: Draw) -> Cases:
         for _ in range(7):
             deep = net.op("Sigmoid", net.op("Mul", deep, net.const(4.0, "float32")))
         cases[f"seven functions of {source}"] = deep
+        # What reads its argument most often.
+        far = net.op("Add", draw.positive(source), net.const(2.5, "float32"))
+        cases[f"three logarithms of {source}"] = net.op("Log", net.op("Log", net.op("Log", far)))
+        cases[f"power in a logarithm of {source}"] = net.op(
+            "Log", net.op("Pow", far, net.const(0.75, "float32"))
+        )
     for dtype, bits in (("uint8", 8), ("uint32", 32)):
         large = net.op("Abs", net.op("Mul", "text", net.const(2.0 ** (bits - 3), "float32")))
         whole = net.op("Cast", large, to=TENSOR_TYPES[dtype])

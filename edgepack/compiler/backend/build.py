@@ -11,7 +11,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from edgepack.base import apart
-from edgepack.compiler.backend import exact, inside, parallel
+from edgepack.compiler.backend import exact, inside, nested, parallel
 from edgepack.compiler.backend.code import KeptCode, key_of
 from edgepack.compiler.backend.kernel import Kernel
 from edgepack.compiler.backend.schedule.vectors import to_loops
@@ -23,6 +23,7 @@ from edgepack.native.toolchain import Toolchain, link_relocatable, link_shared
 # local buffers into ones so large that they are taken from the workspace pool: a call per
 # accumulator.
 _PASSES = (
+    nested.cut_nested,
     s_tir.transform.CanonicalizeLoop,
     s_tir.transform.AnnotateIrregularLoop,
     exact.hide_remainders,
@@ -48,6 +49,7 @@ _PASSES = (
     exact.show_again,
     tirx.transform.LowerTVMBuiltin,
     tirx.transform.LowerIntrin,
+    nested.cut_nested,
 )
 
 

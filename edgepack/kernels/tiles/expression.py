@@ -92,9 +92,6 @@ FUNCTIONS: dict[str, tuple[int, Callable[..., tirx.Expr]]] = {
 LONG = frozenset(
     {"exp", "log", "sin", "cos", "erf", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu"}
 )
-# Such functions within functions that are computed in one go. TVM's analysis of their arithmetic
-# takes 20 times as long for each further one: 7 s for three, minutes for four.
-_MOST_NESTED = 2
 
 
 def evaluate(
@@ -113,7 +110,6 @@ def evaluate(
     expression = with_gelus(expression)
     scope = Scope(lanes, partial(names.bind, "f"))
     values = [names.bind("v", start)]
-    depths = [0]  # of functions within functions, of each value
 
     def argument(item: Argument) -> tirx.Expr:
         match item:
@@ -132,16 +128,7 @@ def evaluate(
         if operation.name == "multiply" and index in added:
             compute = _rounded_product
         result = compute(*(argument(item) for item in operation.arguments), scope)
-        inner = [depths[item.index] for item in operation.arguments if isinstance(item, Step)]
-        depth = max(inner, default=0) + (operation.name in LONG)
-        if depth == _MOST_NESTED:
-            # What comes from memory is a new start; LLVM keeps it in a register all the same.
-            kept = tir.Local("kept", lanes, "float32")
-            names.add(kept.declare())
-            names.add(kept.set(result))
-            result, depth = kept.get(), 0
         values.append(names.bind("v", result))
-        depths.append(depth)
     return values[-1]
 
 

@@ -14,13 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import tvm
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
 from edgepack.kernels.tiles.cpu import CpuModel
 from edgepack.kernels.tiles.element import FLOAT32
-from edgepack.kernels.tiles.functions import is_function
 
 _realize = tvm.get_global_func("s_tir.schedule.GetSBlockRealize")
 
@@ -122,7 +120,7 @@ def _inline(sch: s_tir.Schedule, root: SBlockRV) -> None:
     """Compute element-wise blocks where they are read, unless that repeats real work."""
     for block in sch.get_child_blocks(root):
         nest = _Nest.of(sch, block)
-        if nest is None or nest.reduction or _is_deep(sch.get(block)):
+        if nest is None or nest.reduction:
             continue
         consumers = [_Nest.of(sch, consumer) for consumer in sch.get_consumers(block)]
         if not consumers:  # the result
@@ -133,31 +131,6 @@ def _inline(sch: s_tir.Schedule, root: SBlockRV) -> None:
         if _is_copy(sch.get(block)) or (len(consumers) == 1 and not into_loops):
             with contextlib.suppress(ScheduleError):
                 sch.compute_inline(block)
-
-
-# Functions within functions that are computed at most in one go, and all of them: those that read
-# a value twice double it. TVM's analysis of the arithmetic that they become takes 20 times as long
-# for each further one: 8 s for a fifth, minutes for a sixth.
-_MOST_NESTED, _MOST_FUNCTIONS = 4, 12
-
-
-def _is_deep(block: s_tir.SBlock) -> bool:
-    """Whether a block's functions are as many as can be analysed together."""
-    depths: dict[tvm.ir.Call, int] = {}
-    count = 0
-
-    def call(item: tvm.ir.Call) -> None:
-        nonlocal count
-        if not is_function(item):
-            return
-        count += 1
-        inner: list[tvm.ir.Call] = []
-        for argument in item.args:
-            tvm_ffi.structural_walk(argument, (tvm.ir.Call, inner.append))
-        depths[item] = 1 + max((depths.get(other, 0) for other in inner), default=0)
-
-    tvm_ffi.structural_walk(block.body, (tvm.ir.Call, call))
-    return count > _MOST_FUNCTIONS or max(depths.values(), default=0) >= _MOST_NESTED
 
 
 def _is_copy(block: s_tir.SBlock) -> bool:
