@@ -485,31 +485,85 @@ def sequence_insert(node: Node) -> relax.Expr | None:
 
 
 def conv_transpose(node: Node) -> relax.Expr | None:
-    """With output_shape: by the pads that give it; None without it."""
+    """With output_shape, or taps apart (dilations): by the pads that give it; None without."""
     attributes = node.attributes
     wanted = attributes.pop("output_shape", None)
-    if not wanted:
-        return None
     size, kernel = ([int(n) for n in item.ty.shape][2:] for item in node.inputs[:2])
     rank = len(size)
-    upper = attributes.pop("auto_pad", b"NOTSET") == b"SAME_UPPER"
     strides, dilations, extra = (
-        list(attributes.get(name, [default] * rank))
+        list(attributes.get(name) or [default] * rank)
         for name, default in (("strides", 1), ("dilations", 1), ("output_padding", 0))
     )
-    starts, ends = [], []
-    for axis, out in enumerate(list(wanted)[-rank:]):
-        covered = (kernel[axis] - 1) * dilations[axis] + 1
-        total = strides[axis] * (size[axis] - 1) + extra[axis] + covered - out
-        if total < 0:
-            extra[axis], total = extra[axis] - total, 0
-        if extra[axis] >= max(strides[axis], dilations[axis]):
-            raise UnsupportedFormError("its output_shape is larger than what it makes")
-        small, large = total // 2, total - total // 2
-        starts.append(small if upper else large)
-        ends.append(large if upper else small)
-    attributes.update(pads=(*starts, *ends), output_padding=tuple(extra))
+    is_apart = any(step != 1 for step in dilations)
+    if not (wanted or is_apart):
+        return None
+    automatic = attributes.pop("auto_pad", b"NOTSET")
+    if wanted or automatic[:4] == b"SAME":
+        # As onnxruntime, whose SAME makes less than size * stride of a kernel below the stride.
+        scaled = [n * stride for n, stride in zip(size, strides, strict=True)]
+        starts, ends = [], []
+        for axis, out in enumerate(list(wanted or scaled)[-rank:]):
+            covered = (kernel[axis] - 1) * dilations[axis] + 1
+            total = strides[axis] * (size[axis] - 1) + extra[axis] + covered - out
+            if total < 0:
+                extra[axis], total = extra[axis] - (total if wanted else 0), 0
+            if extra[axis] >= max(strides[axis], dilations[axis]):
+                raise UnsupportedFormError("its output_shape is larger than what it makes")
+            small, large = total // 2, total - total // 2
+            starts.append(small if automatic == b"SAME_UPPER" else large)
+            ends.append(large if automatic == b"SAME_UPPER" else small)
+        attributes.update(pads=(*starts, *ends), output_padding=tuple(extra))
+    if is_apart:
+        return _transposed_apart(node, strides, dilations, extra)
     return node.by_tvm(node.inputs)  # type: ignore[arg-type]  # with None behind its end
+
+
+def _transposed_apart(
+    node: Node, strides: Sequence[int], dilations: Sequence[int], extra: Sequence[int]
+) -> relax.Expr:
+    """A transposed convolution whose taps are apart, as a convolution of the data with zeros in
+    between, by the kernel turned round.
+
+    TVM puts zeros between the taps, which make NaN of a NaN where no tap meets it.
+    """
+    data, weights, bias = (*node.inputs, None)[:3]
+    (channels, *size), (_, out, *kernel) = (
+        [int(n) for n in item.ty.shape][first:] for item, first in ((data, 1), (weights, 0))
+    )
+    rank, groups = len(size), int(node.attributes.get("group") or 1)
+    pads = list(node.attributes.get("pads") or [0] * (2 * rank))
+    batch = int(data.ty.shape[0])
+    if any(stride > 1 for stride in strides):
+        columns = [item for n in size for item in (n, 1)]
+        data = node.emit(relax.op.reshape(data, [batch, channels, *columns]))
+        widths = [item for stride in strides for item in (0, 0, 0, stride - 1)]
+        data = node.emit(relax.op.nn.pad(data, [0, 0, 0, 0, *widths]))
+        size = [n * stride for n, stride in zip(size, strides, strict=True)]
+        data = node.emit(relax.op.reshape(data, [batch, channels, *size]))
+    reach = [(count - 1) * step for count, step in zip(kernel, dilations, strict=True)]
+    before = [reach[axis] - pads[axis] for axis in range(rank)]
+    after = [
+        reach[axis] - pads[rank + axis] + extra[axis] - (strides[axis] - 1) for axis in range(rank)
+    ]
+    if min(*before, *after) < 0:
+        starts = [max(0, -pad) for pad in before]
+        ends = [n - max(0, -pad) for n, pad in zip(size, after, strict=True)]
+        axes = list(range(2, 2 + rank))
+        data = node.emit(relax.op.strided_slice(data, axes, starts, ends))
+    turned = weights
+    for axis in range(2, 2 + rank):
+        turned = node.emit(relax.op.flip(turned, axis))
+    turned = node.emit(relax.op.reshape(turned, [groups, channels // groups, out, *kernel]))
+    order = [0, 2, 1, *range(3, 3 + rank)]
+    turned = node.emit(relax.op.permute_dims(turned, order))
+    turned = node.emit(relax.op.reshape(turned, [groups * out, channels // groups, *kernel]))
+    convolve = (relax.op.nn.conv1d, relax.op.nn.conv2d, relax.op.nn.conv3d)[rank - 1]
+    padding = [max(0, pad) for pad in (*before, *after)]
+    made = convolve(data, turned, padding=padding, dilation=list(dilations), groups=groups)
+    if bias is None:
+        return made
+    shifts = relax.op.reshape(bias, [1, groups * out, *[1] * rank])
+    return relax.op.add(node.emit(made), node.emit(shifts))
 
 
 def dequantize_linear(node: Node) -> relax.Expr | None:

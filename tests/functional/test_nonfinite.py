@@ -130,6 +130,15 @@ def epilogues(net: Builder) -> Cases:
     ends("depthwise", lambda: net.conv("image", 9, 9, group=9), 9)
     ends("strided", lambda: net.conv("image", 9, 8, strides=[2, 2]), 8)
     ends("Gemm", lambda: net.op("Gemm", "rows", net.weight(21, 10), net.weight(10)), 0)
+    for strides, dilations in (([1, 1], [2, 2]), ([3, 2], [2, 3])):
+        cases[f"transposed {strides} {dilations}"] = net.op(
+            "ConvTranspose",
+            "image",
+            net.weight(9, 4, 3, 3),
+            net.weight(4),
+            strides=strides,
+            dilations=dilations,
+        )
     ends("Gemm of a row", lambda: net.op("Gemm", "row", net.weight(37, 33), net.weight(33)), 0)
     return cases
 
