@@ -319,8 +319,9 @@ class Recognition:
     # ------------------------------------------------ the model with them
 
     def _unrounded(self, node: onnx.NodeProto) -> tuple[str, list[Array]] | None:
-        """For a DequantizeLinear of what was a number before: that, and where integers end."""
-        if node.op_type != "DequantizeLinear":
+        """For a DequantizeLinear of what was a number before: that, and where integers end. None
+        for an output of the model, which is what the model says."""
+        if node.op_type != "DequantizeLinear" or self._is_output(node.output[0]):
             return None
         made, maker = self.integers(node, node.input[0]), self.makers.get(node.input[0])
         if made is None or maker is None or maker.op_type != "QuantizeLinear":
@@ -330,6 +331,11 @@ class Recognition:
         ends = np.array([-128, 127], "int8")
         bounds = integer.FromIntegers(steps=made.steps).run([ends])
         return maker.input[0], [np.asarray(bound) for bound in bounds]
+
+    def _is_output(self, name: str) -> bool:
+        """Whether it is one of the model's, as it is or in another type."""
+        casts = (node for node in self.readers[name] if node.op_type == "Cast")
+        return name in self.outputs or any(node.output[0] in self.outputs for node in casts)
 
     def rewritten(self) -> onnx.ModelProto:
         """The model in which they are nodes."""

@@ -33,14 +33,15 @@ def thresholded_relu(node: Node) -> relax.Expr:
 
 
 def clip(node: Node) -> relax.Expr | None:
-    """Clip with a bound left out, which is the type's largest number then, in ONNX's words; TVM
-    leaves infinities. None for any other."""
+    """Clip with a bound left out, which is the type's largest number then, in ONNX's words, and
+    float32's before opset 11; TVM leaves infinities. None for any other."""
     data, *given = node.inputs
     dtype = str(data.ty.dtype)
     bounds = [*given, None, None][:2]
     if not dtype.startswith("float"):
         return None
-    ends = (float(np.finfo(dtype).min), float(np.finfo(dtype).max))
+    limits = np.finfo("float32" if node.opset < 11 else dtype)
+    ends = (float(limits.min), float(limits.max))
     if node.opset < 11:
         for key, end in zip(("min", "max"), ends, strict=True):
             node.attributes.setdefault(key, end)

@@ -470,14 +470,15 @@ def _written_out(node: Any, version: int, kinds: Mapping[str, int]) -> list[Any]
 _AXES_AS_INPUT = 18
 
 
-def departures(proto: Any) -> list[Meaning]:
-    """What of a model's graph is compiled otherwise than ONNX's own reference has it."""
+def departures(proto: Any, node: Any = None) -> list[Meaning]:
+    """What of a model's graph, or of one of its nodes, is compiled otherwise than ONNX's own
+    reference has it."""
     from edgepack.model import walk_nodes
 
     found = []
-    for node in walk_nodes(proto.graph):
-        given = _attributes(node)
-        found += [m for m in MEANINGS if m.applies(node, given) and m not in found]
+    for one in walk_nodes(proto.graph) if node is None else [node]:
+        given = _attributes(one)
+        found += [m for m in MEANINGS if m.applies(one, given) and m not in found]
     return found
 
 

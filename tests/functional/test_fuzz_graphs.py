@@ -132,6 +132,7 @@ CORNERS: Sequence[Corner] = (
         for bounds in ((), (None, [np.array(2, kind)]), ([np.array(-2, kind)],))
     ),
     (7, "Clip", (ENDS.astype("float32"),), {"max": 2.0}),
+    (7, "Clip", (ENDS.astype("float64"),), {}),
     (13, "Log", (np.array([1e-45, 3e-40, 1.1e-38, 1.3e-38, 0, -1e-40], "float32"),), {}),
     (13, "Div", (REAL.astype("float32"), [np.float32(0.0)]), {}),
     (13, "Div", (REAL.astype("float32"), [np.float32(-0.0)]), {}),
@@ -249,6 +250,42 @@ def test_what_follows_from_a_nan_is_chosen_and_nothing_else_is(tmp_path: Path) -
     assert graphs.judge(case, tmp_path).verdict == "chosen"
     both = [np.zeros_like(value) for value in due]
     assert graphs.compared(case, both)[0] == "different"
+
+
+def test_what_a_model_rounds_at_its_end_stays_rounded(tmp_path: Path) -> None:
+    """Beside an operator on integers, too, between which numbers are not rounded."""
+    for dtype in ("float32", "float16"):
+        s = sketch.Sketch(0, 19)
+        data, weights = PIXELS.astype("uint8"), np.arange(36).reshape(2, 2, 3, 3).astype("int8")
+        steps = [s.const(np.float32(0.03)), s.const(np.uint8(3))]
+        narrow = [s.const(np.float32(0.2)), s.const(np.int8(0))]
+        s.op("QLinearConv", s.input(data), *steps, s.const(weights), *narrow, *steps)
+        ends = [s.const(np.array(0.185, dtype)), s.const(np.int8(-8))]
+        (rounded,) = s.op("QuantizeLinear", s.input(REAL.astype(dtype)), *ends)
+        s.op("DequantizeLinear", rounded, *ends)
+        model = s.model()
+        due = [s.values[value.name] for value in model.graph.output]
+        (tmp_path / dtype).mkdir()
+        case = graphs.Drawn(name=dtype, model=model, given=s.data(), due=due)
+        made = graphs.judge(case, tmp_path / dtype)
+        assert made.verdict == "same", made.why
+
+
+def test_what_the_reference_reads_otherwise_is_chosen(tmp_path: Path) -> None:
+    """Of a model that onnxruntime does not run."""
+    s = sketch.Sketch(0, 19)
+    volume = s.input(PIXELS.reshape(1, 2, 2, 5, 3).astype("float32"))
+    sizes = s.const(np.array([1, 1, 1.6, 1.3, 2], "float32"))
+    s.op("Resize", volume, "", sizes, **{**ALIGNED, "mode": "cubic"})
+    model = s.model()
+    due = [s.values[value.name] for value in model.graph.output]
+    assert sketch.run_by_onnxruntime(model, graphs.names(model, s.data())) is None
+    for by_reference, verdict in ((True, "chosen"), (False, "different")):
+        chosen = graphs.behind_choices(model, s.values, by_reference=by_reference)
+        case = graphs.Drawn(name="x", model=model, given=s.data(), due=due, chosen=chosen)
+        folder = tmp_path / verdict
+        folder.mkdir()
+        assert graphs.judge(case, folder).verdict == verdict
 
 
 def test_integers_in_other_steps_behind_a_layer(tmp_path: Path) -> None:

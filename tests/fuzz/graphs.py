@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from edgepack.model.meanings import choices_of_nan
+from edgepack.model.meanings import choices_of_nan, departures
 from tests.fuzz import drawing, sketch
 
 VERDICTS = ("same", "refused", "chosen", "unsteady", "different", "type", "untyped", "none")
@@ -78,20 +78,26 @@ def drawn(seed: int, only: str = "") -> Drawn | None:
         return None
     given = made.data()
     due = sketch.run_by_onnxruntime(model, names(model, given))
+    by_reference = due is None
     if due is None:  # each node by what has it, as they were drawn
         due = [made.values[value.name] for value in model.graph.output]
-    chosen = behind_choices(model, made.values)
+    chosen = behind_choices(model, made.values, by_reference=by_reference)
     return Drawn(name=str(seed), model=model, given=given, due=due, chosen=chosen)
 
 
-def behind_choices(model: onnx.ModelProto, values: Mapping[str, np.ndarray]) -> frozenset[str]:
+def behind_choices(
+    model: onnx.ModelProto, values: Mapping[str, np.ndarray], *, by_reference: bool = False
+) -> frozenset[str]:
     """The tensors of a graph that follow from a NaN, or an infinity, where the table of choices has
-    a row for it."""
+    a row for it; or, of a model that onnxruntime does not run, from what onnx's reference reads
+    otherwise than is compiled."""
     found: set[str] = set()
     for node in model.graph.node:
         given = [values[name] for name in node.input if name in values]
-        if found.intersection(node.input) or (
-            not all(map(_is_finite, given)) and choices_of_nan(model, node)
+        if (
+            found.intersection(node.input)
+            or (not all(map(_is_finite, given)) and choices_of_nan(model, node))
+            or (by_reference and departures(model, node))
         ):
             found.update(node.output)
     return frozenset(found)
