@@ -208,7 +208,7 @@ def read_coco(file: Path, *, outlines: bool = False) -> DataSet:
         if number in photos:
             raise UsageError(f"{where}.id: {number} is there twice")
         photos[number] = {"path": _photo(file, entry.get("file_name"), where), "things": []}
-        if "height" in entry and "width" in entry:
+        if entry.get("height") is not None and entry.get("width") is not None:
             size = (_whole(entry, "height", where), _whole(entry, "width", where))
             photos[number]["size"] = size if min(size) > 0 else None
     for where, entry in entries("annotations"):
@@ -242,10 +242,10 @@ def _coco_thing(entry: Mapping[str, Any], index: int, where: str, outlines: bool
     left, top, width, height = (float(one) for one in box)
     if width < 0 or height < 0:
         raise UsageError(f"{where}.bbox: {_shown(box)} has a side below 0")
-    area = entry.get("area", width * height)
+    area = width * height if entry.get("area") is None else entry["area"]
     if not _is_number(area) or area < 0:
         raise UsageError(f"{where}.area: {_shown(area)} is not an area")
-    crowd = entry.get("iscrowd", 0)
+    crowd = 0 if entry.get("iscrowd") is None else entry["iscrowd"]
     if crowd not in (0, 1):
         raise UsageError(f"{where}.iscrowd: {_shown(crowd)} is not 0 or 1")
     return Thing(
@@ -304,7 +304,12 @@ def _coco_mask(table: Mapping[str, Any], where: str) -> BoxMask:
 
 
 def _photo(file: Path, name: object, where: str) -> Path:
-    """A photo by the name that the file has for it: beside it, or where COCO and others keep it."""
+    """A photo by the name that the file has for it: beside it, or where COCO and others keep it.
+
+    Windows parts names by backslashes.
+    """
+    if isinstance(name, str) and "\\" in name and not (file.parent / name).is_file():
+        name = name.replace("\\", "/")
     parts = Path(name).parts if isinstance(name, str) and "\0" not in name else ()
     if not parts or parts[0] == "/" or ".." in parts:
         raise UsageError(f"{where}.file_name: {_shown(name)} is no path below the file's folder")
@@ -374,6 +379,8 @@ def read_yolo(file: Path, split: str | None = None, *, outlines: bool = False) -
 
 def _place(text: str, root: Path, file: Path) -> Path:
     """A path of a split. Roboflow's begin with `../`, but mean the folder of the file."""
+    if "\\" in text and not (root / text).exists():  # as Windows parts names
+        text = text.replace("\\", "/")
     for path in (root / text, root / text.removeprefix("../"), file.parent / text):
         if path.exists():
             return path

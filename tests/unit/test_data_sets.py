@@ -80,6 +80,23 @@ def test_coco_where_others_keep_it(tmp_path: Path) -> None:
     assert caught.value.hint == "there are valid, train: --split"
 
 
+def test_coco_as_windows_and_labelling_tools_write_it(tmp_path: Path) -> None:
+    """Backslashes in paths, a byte order mark, and null for what is not known."""
+    top = coco()
+    for one in top["images"]:
+        one["file_name"] = f"set\\photos\\{one['file_name']}"
+    top["images"][1] |= {"height": None, "width": None}
+    top["annotations"][0] |= {"iscrowd": None, "segmentation": None}
+    top["annotations"][1]["area"] = None
+    file = write_coco(tmp_path / "labels.json", top, tmp_path / "set/photos")
+    file.write_text(json.dumps(top), encoding="utf-8-sig")
+    check_coco(find_data_set(file))
+    top["images"][0]["file_name"] = "..\\b.jpg"
+    file.write_text(json.dumps(top))
+    with pytest.raises(UsageError, match="is no path below"):
+        find_data_set(file)
+
+
 def test_a_photo_of_another_size_than_its_annotations_is_refused(tmp_path: Path) -> None:
     found = find_data_set(write_coco(tmp_path / "x.json", coco())).photos[1]
     assert len(found.things_in(100, 200)) == 2
@@ -203,6 +220,10 @@ def test_lists_of_photos_outlines_and_key_points(tmp_path: Path) -> None:
     assert first.area == pytest.approx(0.08)
     assert second.box == pytest.approx((0, 0, 1, 1))
     assert second.area == pytest.approx(0.5)  # a triangle
+    file = yolo(tmp_path, YAML.replace("val: images/val", r"val: images\val"), outline)
+    assert [one.name for one in find_data_set(file).photos] == [
+        one.name for one in find_data_set(yolo(tmp_path, YAML, outline)).photos
+    ]
     pose = YAML + "kpt_shape: [2, 3]\n"
     file = yolo(tmp_path, pose, "0 0.5 0.5 0.2 0.2  0.1 0.1 2  0.9 0.9 2\n")
     (thing,) = find_data_set(file).photos[1].things
