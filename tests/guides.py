@@ -11,8 +11,7 @@ from pathlib import Path
 
 from edgepack.base.paths import cache_dir, data_file
 
-_PLAIN = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_TOML = re.compile(r"^```toml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def section(guide: str, title: str = "") -> str:
@@ -23,15 +22,13 @@ def section(guide: str, title: str = "") -> str:
 
 def project(text: str) -> str:
     """The first project file that is shown there."""
-    found = _TOML.search(text)
-    assert found is not None
-    return found[1]
+    return next(block for language, block in _BLOCK.findall(text) if language == "toml")
 
 
 def commands(text: str) -> list[str]:
     """The commands that are shown after a "$", in order; one may go over lines within quotes."""
     found: list[str] = []
-    for block in _PLAIN.findall(text):
+    for block in (block for language, block in _BLOCK.findall(text) if not language):
         lines = iter(block.splitlines())
         for line in lines:
             if not line.startswith("$ "):
