@@ -317,8 +317,6 @@ def test_a_board_says_the_same(made: tuple[Job, Bundle, Path], tmp_path: Path) -
         ("tight", 2),
     ]
     assert all(part.bench.runs == 2 for part in times.parts)
-    # The first model alone has no other's weights.
-    assert times.parts[0].rss_peak_bytes < times.rss_peak_bytes
     wanted = _run(here, "--image", tmp_path / "faces.png")["boxes"]
     assert [list(one["answers"]) for one in there] == [list(one["answers"]) for one in wanted]
     for one, other in zip(there, wanted, strict=True):
