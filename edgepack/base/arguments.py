@@ -21,6 +21,7 @@ _OPTION = re.compile(
 )
 # Options that go by another name in Python, and those that are on or off.
 _NAMES = {
+    "allow-outside": "edgepack.outside_allowed()",
     "image": "images",
     "golden-input": "golden_input",
     "release-version": "version",

@@ -66,7 +66,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Write the file, and say what in it is a guess."""
     from edgepack.base.errors import ConfigError, perhaps
-    from edgepack.base.paths import outside_allowed
     from edgepack.boards import load_boards
     from edgepack.flow.init import draft_project
     from edgepack.flow.photo_folders import EVALUATION, draft_with_photos
@@ -99,18 +98,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
         draft = draft_with_photos(args.model, out, args.photos, **options)
     else:
         draft = draft_project(args.model, out, image=args.image, expected=args.expected, **options)
-    with outside_allowed(False):
-        outside = _outside(draft)
-    if outside and not args.allow_outside:
-        raise UsageError(
-            f"{', '.join(outside)}: outside of {draft.path.absolute().parent}, and what a project "
-            "names lies below it",
-            hint="copy it here, or run init in a folder above it; or --allow-outside, each time",
-        )
     draft.write()
     load_project(draft.path)  # what was written is what the other commands read
     option = f" --project {draft.path}" if args.out else ""
-    option += " --allow-outside" if outside else ""
+    option += " --allow-outside" if draft.outside() else ""
     after = [f"edgepack check{option}{_given_to_check(draft)}"]
     if draft.lists:
         file = draft.path.parent / EVALUATION
@@ -143,20 +134,6 @@ def run(args: argparse.Namespace, console: Console) -> int:
         ),
     )
     return 0
-
-
-def _outside(draft: Draft) -> list[str]:
-    """The files of a draft that are not below its folder."""
-    from edgepack.base.paths import OutsideError, inside
-
-    found = []
-    for line in draft.lines:
-        if line.key in ("model", "golden_image", "labels") and isinstance(line.value, str):
-            try:
-                inside(draft.path.absolute().parent, line.value)
-            except OutsideError:
-                found.append(line.value)
-    return found
 
 
 def _given_to_check(draft: Draft) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 
 from edgepack.base.errors import ConfigError, EdgepackError, ModelError, UsageError
 from edgepack.base.page import Tabular
+from edgepack.base.paths import OutsideError, inside, is_outside_allowed, outside_allowed
 from edgepack.base.schemas import SCHEMA_OF, is_schema, schema_text
 from edgepack.base.tables import to_toml
 from edgepack.base.text import one_line
@@ -96,11 +97,31 @@ class Draft(Tabular):
             for line in self.lines
         ]
 
+    def outside(self) -> list[str]:
+        """The files that it names which are not below its folder."""
+        found = []
+        for line in self.lines:
+            if line.key in ("model", "golden_image", "labels") and isinstance(line.value, str):
+                try:
+                    with outside_allowed(False):
+                        inside(self.path.absolute().parent, line.value)
+                except OutsideError:
+                    found.append(line.value)
+        return found
+
     def write(self) -> None:
         """Write it, with its schema beside it; what is there was checked by `draft_project`.
 
-        Raises `UsageError` where no file can be written.
+        Raises `UsageError` where no file can be written, or for one that names others outside of
+        its folder, unless that is allowed.
         """
+        if (outside := self.outside()) and not is_outside_allowed():
+            raise UsageError(
+                f"{', '.join(outside)}: outside of {self.path.absolute().parent}, and what a "
+                "project names lies below it",
+                hint="copy it here, or run init in a folder above it; or --allow-outside, each "
+                "time",
+            )
         files = [(self.schema, schema_text(PROJECT_FILE)), *self.lists, (self.path, self.text)]
         files += [self.labels] if self.labels is not None else []
         try:

@@ -15,6 +15,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import edgepack
 from edgepack.base.errors import ConfigError, EdgepackError, UsageError
 from edgepack.base.schemas import schema_text
 from edgepack.cli import main
@@ -787,6 +788,12 @@ def test_a_model_outside_of_the_folder(
         said = capsys.readouterr().err
         assert "../net.onnx: outside of" in said and "--allow-outside" in said
         assert not list(folder.iterdir())
+    with pytest.raises(UsageError, match="outside of") as refused:
+        edgepack.init("../net.onnx")
+    assert "edgepack.outside_allowed()" in (refused.value.hint or "")
+    assert not list(folder.iterdir())
+    with edgepack.outside_allowed():
+        edgepack.init("../net.onnx").path.unlink()
     assert main(["init", "../net.onnx", "--allow-outside"]) == 0
     assert "next: edgepack check --allow-outside" in capsys.readouterr().out
     monkeypatch.chdir(tmp_path)
@@ -798,7 +805,8 @@ def test_where_the_file_goes(tmp_path: Path) -> None:
     """A new folder is made; a place where no file can be is named, by the command, too."""
     path = model(tmp_path / "m.onnx", {"x": IMAGE})
     draft = draft_project(path, tmp_path / "a" / "b" / "edgepack.toml")
-    draft.write()
+    with edgepack.outside_allowed():
+        draft.write()
     assert draft.path.is_file()
     for out, said in (
         (tmp_path / "a", "a is a folder"),
@@ -807,7 +815,10 @@ def test_where_the_file_goes(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=said):
             draft_project(path, out, overwrite=True)
     for out in (path / "edgepack.toml", Path("/proc/edgepack.toml")):
-        with pytest.raises(UsageError, match="cannot be written"):
+        with (
+            edgepack.outside_allowed(),
+            pytest.raises(UsageError, match="cannot be written"),
+        ):
             draft_project(path, out).write()
         argv = ["--allow-outside", "init", str(path), "--out", str(out)]
         assert main(argv) == UsageError.exit_code
