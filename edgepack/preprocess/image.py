@@ -28,6 +28,19 @@ KINDS = ("16bit", "alpha", "gray")
 _JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_GRAY, _PNG_ALPHA = (0, 4), (4, 6)  # colour types of IHDR
+_STARTS = {
+    b"GIF8": "GIF",
+    b"BM": "BMP",
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+    b"\xff\x0a": "JPEG XL",
+    b"\0\0\0\x0cJXL ": "JPEG XL",
+    b"%PDF": "PDF",
+}
+_BRANDS = {
+    **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"mif1", b"msf1"), "HEIC"),
+    **dict.fromkeys((b"avif", b"avis"), "AVIF"),
+}
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOFn markers
 _JPEG_ALONE = frozenset({0x00, 0x01, *range(0xD0, 0xDA)})  # without a length: TEM, RST0 to EOI
 
@@ -114,8 +127,10 @@ def decode_image(
     data = read_photo(path)
     header = _read_header(data)
     if header is None:
+        other = _other_format(data)
         raise NotAnImageError(
-            f"not a JPEG or PNG image: {path}", hint="convert it to PNG, or give another file"
+            f"not a JPEG or PNG image: {path}",
+            hint=f"{f'it is {other}: ' if other else ''}convert it to PNG, or give another file",
         )
     if header.animated:
         raise AnimatedImageError(f"image is an animation: {path}", hint="give one picture of it")
@@ -162,6 +177,15 @@ def _read_header(data: bytes) -> _Header | None:
     if data.startswith(_JPEG):
         return _jpeg_header(data)
     return None
+
+
+def _other_format(data: bytes) -> str:
+    """The name of what cameras and web pages give as well, by how it begins; empty for others."""
+    if data[4:8] == b"ftyp":  # ISO/IEC 14496-12: a box of a length, with a brand
+        return _BRANDS.get(data[8:12], "")
+    if data[8:12] == b"WEBP":
+        return "WebP"
+    return next((name for start, name in _STARTS.items() if data.startswith(start)), "")
 
 
 def _png_header(data: bytes) -> _Header | None:
