@@ -357,6 +357,12 @@ def read_yolo(file: Path, split: str | None = None, *, outlines: bool = False) -
     for each split. Raises `UsageError`."""
     table = read_yaml(file)
     names = _names(table.get("names"), file)
+    count = table.get("nc", len(names))
+    if str(count) != str(len(names)):  # ultralytics refuses it, too
+        raise UsageError(
+            f"{file}: nc: {_shown(count)}, but {len(names)} names",
+            hint="leave nc out, or name each class",
+        )
     root = file.parent
     if isinstance(path := table.get("path"), str) and path:
         # Others look below a folder of data sets of their own, where the path is not there.
@@ -396,7 +402,10 @@ def _names(value: object, file: Path) -> dict[int, str]:
         or set(value) != {str(index) for index in range(len(value))}
         or not all(isinstance(name, str) for name in value.values())
     ):
-        raise UsageError(f"{file}: names: {_shown(value)} is no list of classes")
+        raise UsageError(
+            f"{file}: names: {_shown(value)} is no list of classes",
+            hint="names: [cat, dog], or a number from 0 and a name in each line",
+        )
     return {index: value[str(index)] for index in range(len(value))}
 
 

@@ -247,6 +247,7 @@ def test_folders_without_a_yaml_file_have_the_models_numbers(tmp_path: Path) -> 
         ("val: images/val\n", "names: None is no list of classes"),
         ("val: images/val\nnames: {0: a, 2: b}\n", "is no list of classes"),
         ("val: images/val\nnames: {0: [a]}\n", "is no list of classes"),
+        ("val: images/val\nnc: 3\nnames: [a, b]\n", "nc: '3', but 2 names"),
         ("val: images/none\nnames: [a]\n", "no such folder or file: 'images/none'"),
         ("val: [[images/val]]\nnames: [a]\n", "is no path of photos"),
         ("val: labels\nnames: [a]\n", "no photos in"),
