@@ -102,7 +102,7 @@ def test_what_tuning_timed_by_an_emulator_says_so(emulated: bool) -> None:
         kernels={"conv": SimpleNamespace(**times, choice="wide")},
     )  # fmt: skip
     job: Any = SimpleNamespace(project=SimpleNamespace(name="m"))
-    lines = tuned_lines(found, Path("tuning.jsonl"), job, estimated=False, emulated=emulated)
+    lines = tuned_lines(found, Path("tuning.jsonl"), job, "m", estimated=False, emulated=emulated)
     timed = [line for line in "\n".join(lines).splitlines() if re.search(r"\bms\b|\bMS\b", line)]
     assert len(timed) == 2
     assert all(("emulated" in line.lower()) == emulated for line in timed)
