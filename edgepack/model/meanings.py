@@ -190,6 +190,14 @@ MEANINGS: Sequence[Meaning] = (
         of_nan=_any_of("Hardmax"),
     ),
     Meaning(
+        operator="Unique",
+        form=_OF_NAN,
+        onnx="all NaN are one value, the last of sorted ones",
+        onnxruntime="NaN is equal to every other value",
+        taken=ONNX,
+        of_nan=_any_of("Unique"),
+    ),
+    Meaning(
         operator="LRN",
         form=_OF_NAN,
         onnx="NaN in the channels whose window has one",

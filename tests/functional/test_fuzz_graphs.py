@@ -252,6 +252,26 @@ def test_what_follows_from_a_nan_is_chosen_and_nothing_else_is(tmp_path: Path) -
     assert graphs.compared(case, both)[0] == "different"
 
 
+def test_all_nan_are_one_value(tmp_path: Path) -> None:
+    """As onnx's reference has it; to onnxruntime NaN is equal to all there is."""
+    values = np.array([np.nan, 1, np.nan, 2, 1, -1], "float32")
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 19]> g (float[6] x) => '
+        "(float[n] y, int64[n] i, int64[6] v, int64[n] c) { y, i, v, c = Unique (x) }"
+    )
+    due = onnx.reference.ReferenceEvaluator(model).run(None, {"x": values})
+    for mine, wanted in zip(_outputs(model, [values], tmp_path), due, strict=True):
+        np.testing.assert_array_equal(mine, wanted)
+    case = graphs.Drawn(
+        name="x",
+        model=model,
+        given=[values],
+        due=sketch.run_by_onnxruntime(model, {"x": values}) or [],
+        chosen=graphs.behind_choices(model, {"x": values}),
+    )
+    assert graphs.judge(case, tmp_path).verdict == "chosen"
+
+
 def test_what_a_model_rounds_at_its_end_stays_rounded(tmp_path: Path) -> None:
     """Beside an operator on integers, too, between which numbers are not rounded."""
     for dtype in ("float32", "float16"):

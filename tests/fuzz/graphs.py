@@ -154,14 +154,19 @@ def _run(case: Drawn, work: Path) -> tuple[Sequence[np.ndarray] | None, str, str
 
 def compared(case: Drawn, got: Sequence[np.ndarray]) -> tuple[str, str]:
     """The verdict on outputs, and why."""
+    free = [value.name not in case.chosen for value in case.model.graph.output]
+    mine, due = (list(itertools.compress(values, free)) for values in (got, case.due))
     types = [(a.dtype, a.shape) for a in got], [(b.dtype, b.shape) for b in case.due]
     if types[0] != types[1]:
+        # What is chosen may be more values or fewer, but of the same type.
+        of_type = [a.dtype for a in got] == [b.dtype for b in case.due]
+        if of_type and [a.shape for a in mine] == [b.shape for b in due]:
+            wrong = differences(mine, due, due, case.times)
+            return ("different", wrong) if wrong else ("chosen", f"{types[0]} for {types[1]}")
         return "type", f"{types[0]} for {types[1]}"
     wrong = differences(got, case.due, case.due, case.times)
     if not wrong:
         return "same", ""
-    free = [value.name not in case.chosen for value in case.model.graph.output]
-    mine, due = (list(itertools.compress(values, free)) for values in (got, case.due))
     if not differences(mine, due, due, case.times):
         return "chosen", wrong
     return ("unsteady" if is_unsteady(case, got) else "different"), wrong
