@@ -61,7 +61,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stage",
         metavar="NAME",
-        help="tune the model of this [[stage]], on what it is given of the golden photo (default: "
+        help="tune the model of this [[stage]], on its part of the smoke-test photo (default: "
         "the project's own model)",
     )
     add_html(parser)
