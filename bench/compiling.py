@@ -25,7 +25,8 @@ from edgepack.base.apart import Limits
 from edgepack.base.paths import cache_dir, set_cache_dir
 from edgepack.base.progress import Progress
 from edgepack.boards import get_board
-from edgepack.compiler import CompiledModel, compile_apart, plan_model
+from edgepack.compiler import CompiledModel, compile_with, plan_model
+from edgepack.compiler.limited import within
 from edgepack.compiler.settings import CompileSettings
 from edgepack.flow.optimize import DEFAULT_OPTIMIZE, GROWTH
 from edgepack.frontend.load import load_model
@@ -100,13 +101,15 @@ def _compiled(model: Path, folder: Path) -> tuple[float, CompiledModel]:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     set_cache_dir(folder)
     try:
-        compiled = compile_apart(
+        compiled = within(
+            model,
+            _LIMITS,
+            compile_with,
             ModelSpec(path=model),
             board,
             select(board).toolchain,
             folder / "out",
-            limits=_LIMITS,
-            settings=CompileSettings(growth=GROWTH[DEFAULT_OPTIMIZE]),
+            CompileSettings(growth=GROWTH[DEFAULT_OPTIMIZE]),
         )
     finally:
         set_cache_dir(cache)

@@ -309,7 +309,8 @@ def judge(case: Case, work: Path, target: str = "") -> Verdict:
     from edgepack.base.apart import Limits
     from edgepack.base.errors import EdgepackError
     from edgepack.boards import get_board
-    from edgepack.compiler import compile_apart, compile_model
+    from edgepack.compiler import compile_model, compile_with
+    from edgepack.compiler.limited import within
     from edgepack.flow.reference import Reference
     from edgepack.frontend.errors import CompilerError
     from edgepack.gpus import find_local
@@ -336,7 +337,7 @@ def judge(case: Case, work: Path, target: str = "") -> Verdict:
             made = compile_model(*what, gpu=gpu)
         elif case.memory_mb:
             limits = Limits(memory_mb=case.memory_mb, cpu_s=int(LIMIT_S))
-            made = compile_apart(*what, limits=limits)
+            made = within(path, limits, compile_with, *what)
         else:
             made = compile_model(*what)
     except CompilerError as error:  # the compiler's own failure

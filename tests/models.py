@@ -39,9 +39,9 @@ from edgepack.base.errors import EdgepackError
 from edgepack.base.paths import atomic_dir, cache_dir, locked, write_atomic
 from edgepack.base.process import run
 from edgepack.boards import get_board
-from edgepack.compiler import CompiledModel, compile_apart
+from edgepack.compiler import CompiledModel, compile_with
 from edgepack.compiler.backend.run import run_plan
-from edgepack.compiler.limited import limits_for
+from edgepack.compiler.limited import limits_for, within
 from edgepack.flow.reference import Reference, other_ways
 from edgepack.frontend import integer_reference
 from edgepack.frontend.float16 import widen
@@ -534,7 +534,8 @@ def _compiled(spec: ModelSpec, target: str, folder: Path) -> tuple[LoadedModel, 
     check_model(loaded)
     board = get_board(target)
     toolchain = select(board).toolchain
-    return loaded, compile_apart(spec, board, toolchain, folder, limits=limits_for(loaded))
+    limits = limits_for(loaded)
+    return loaded, within(spec.path, limits, compile_with, spec, board, toolchain, folder)
 
 
 def check(model: RealModel, target: str, folder: Path) -> Row:

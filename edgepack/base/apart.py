@@ -23,13 +23,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, ParamSpec, TypeVar
+from typing import IO, Any, ParamSpec, TypeVar, cast
 
 from edgepack.base import progress as progress_of
 from edgepack.base.errors import EdgepackError
 from edgepack.base.paths import cache_dir, set_cache_dir
 from edgepack.base.process import kill, last_lines, watched
-from edgepack.base.progress import NO_PROGRESS, Bar, NoProgress, Progress
+from edgepack.base.progress import Bar, NoProgress, Progress
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,10 @@ class Limits:
 
     memory_mb: int
     cpu_s: int
+
+    def scaled(self, *, memory: int = 1, cpu: int = 1) -> Limits:
+        """So many times the limits."""
+        return Limits(memory_mb=self.memory_mb * memory, cpu_s=self.cpu_s * cpu)
 
 
 class LimitError(Exception):
@@ -103,22 +107,24 @@ def is_no_memory(text: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Apart:
-    """How calls are made in a process of their own: within which limits, who hears of steps, and
-    variables of the `environment` beside those of this process."""
+    """How calls are made in a process of their own: within which limits, and with which variables
+    of the `environment` beside those of this process."""
 
     limits: Limits | None = None
-    progress: Progress = NO_PROGRESS
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def call(self, function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """`function(*args, **kwargs)` there; all of it, and the result, must be picklable.
 
-        `function` reports its steps to what `progress()` gives. Raises the
-        `EdgepackError` that it raises (of its own class, or the nearest whose module is known
-        here), `LimitError`, `CrashError`, and RuntimeError with the traceback for any other
-        exception.
+        The keyword argument `progress` is the exception: it stays here, and hears of the steps that
+        `function` reports there. Raises the `EdgepackError` that `function` raises (of its own
+        class, or the nearest whose module is known here), `LimitError`, `CrashError`, and
+        RuntimeError with the traceback for any other exception.
         """
-        order = pickle.dumps((cache_dir(), self.limits, function, args, kwargs))
+        progress = cast("Progress | None", kwargs.get("progress"))
+        others = {name: value for name, value in kwargs.items() if name != "progress"}
+        reports = progress is not None
+        order = pickle.dumps((cache_dir(), self.limits, function, args, others, reports))
         child = subprocess.Popen(
             [sys.executable, "-P", "-c", f"import {__name__} as a; a.sys.exit(a.main())"],
             env={
@@ -146,7 +152,8 @@ class Apart:
                         where, done, total = value
                         progress_of.now(where, done, total)
                     elif kind == "step":
-                        self.progress.step(value)
+                        assert progress is not None
+                        progress.step(value)
                     elif kind == "log":
                         name, level, text = value
                         logging.getLogger(name).log(level, "%s", text)
@@ -258,17 +265,9 @@ class _Sender(NoProgress, logging.Handler):
         self.send("log", [record.name, record.levelno, record.getMessage()])
 
 
-_progress: Progress = NO_PROGRESS
-
-
-def progress() -> Progress:
-    """In the other process: what reports to the one that made the call."""
-    return _progress
-
-
 def main() -> int:
     """Do what stdin asks for."""
-    global _tell, _progress  # noqa: PLW0603 - one process, one caller
+    global _tell  # noqa: PLW0603 - one process, one caller
     gc.set_threshold(_OBJECTS)
     # What a library prints is no message.
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
@@ -276,12 +275,13 @@ def main() -> int:
     # If the process that waits for this one is killed, so is this.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     sender = _Sender(out)
-    _progress = sender
     _tell = partial(sender.send, "at")
     logging.getLogger("edgepack").addHandler(sender)
     try:
         cache: Path
-        cache, limits, function, args, kwargs = pickle.load(sys.stdin.buffer)  # noqa: S301
+        cache, limits, function, args, kwargs, reports = pickle.load(sys.stdin.buffer)  # noqa: S301
+        if reports:
+            kwargs["progress"] = sender
         set_cache_dir(cache)
         _limit(limits)
         sender.send("result", function(*args, **kwargs))

@@ -129,8 +129,8 @@ def _tune(
 def _fit(args: argparse.Namespace, job: Job, console: Console) -> int:
     """Print figures beside those in use, and what they are worth."""
     from edgepack.compiler import cpu_key
-    from edgepack.compiler.limited import limits_for
-    from edgepack.compiler.variants import surveys_apart
+    from edgepack.compiler.limited import limits_for, within
+    from edgepack.compiler.variants import survey_with_figures
     from edgepack.flow.job import settings_of
     from edgepack.flow.records import RecordsError, read_records, trials_of
     from edgepack.kernels.choices import maker
@@ -138,11 +138,14 @@ def _fit(args: argparse.Namespace, job: Job, console: Console) -> int:
     from edgepack.tuning.fit import Surveyor, fit
 
     def surveyor(spec: ModelSpec) -> Surveyor:
-        return lambda figures: surveys_apart(
+        limits = limits_for(read_model(spec))
+        return lambda figures: within(
+            spec.path,
+            limits.scaled(cpu=1 + len(figures) // 4),
+            survey_with_figures,
             spec,
             job.board,
-            figures,
-            limits=limits_for(read_model(spec)),
+            [dict(some) for some in figures],
             settings=settings_of(job),
             progress=console,
         )

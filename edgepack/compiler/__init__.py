@@ -12,7 +12,6 @@ for one, has nothing of it imported.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,6 @@ from edgepack.frontend.precision import FULL, Precision
 from edgepack.kernels.choices import NO_CHOICES, UNLIMITED, Choices
 
 if TYPE_CHECKING:
-    from edgepack.base.apart import Limits
     from edgepack.boards import Board
     from edgepack.compiler.backend.plan import Plan
     from edgepack.compiler.backend.report import Estimate, LayerReport
@@ -67,69 +65,33 @@ def compile_model(
     """
     from edgepack.frontend.errors import named_failures
 
-    out = Path(out)
+    settings = CompileSettings(rules=rules, growth=growth, precision=precision, choices=choices)
     with named_failures(model.path):
-        if gpu is not None:
-            return _compile_for_gpu(model, board, toolchain, out, precision, gpu, progress)
-        settings = CompileSettings(rules=rules, growth=growth, precision=precision, choices=choices)
-        return _compile(model, board, toolchain, out, settings, progress)
+        return compile_with(
+            model, board, toolchain, Path(out), settings, gpu=gpu, progress=progress
+        )
 
 
-def compile_apart(
-    spec: ModelSpec,
+def compile_with(
+    model: CheckedModel | ModelSpec,
     board: Board,
     toolchain: Toolchain,
     out: Path,
-    *,
-    limits: Limits,
     settings: CompileSettings = DEFAULTS,
+    *,
     gpu: Gpu | None = None,
     progress: Progress = NO_PROGRESS,
 ) -> CompiledModel:
-    """`compile_model` in a process of its own, by the rules of the table.
+    """`compile_model` with its settings as one value, to be called through `limited.within`.
 
-    Raises what that and `within` raise, which names the pass and the node that it worked on.
+    Errors that the compiler has no words for are left to that.
     """
-    from edgepack.compiler.limited import within
-
-    return within(
-        spec.path,
-        limits,
-        progress,
-        _compile_there,
-        spec,
-        board,
-        toolchain,
-        out,
-        replace(settings, choices=dict(settings.choices)),
-        gpu,
-    )
+    if gpu is not None:
+        return _compile_for_gpu(model, board, toolchain, out, settings.precision, gpu, progress)
+    return _compile_for_cpu(model, board, toolchain, out, settings, progress)
 
 
-def _compile_there(
-    spec: ModelSpec,
-    board: Board,
-    toolchain: Toolchain,
-    out: Path,
-    settings: CompileSettings,
-    gpu: Gpu | None,
-) -> CompiledModel:
-    from edgepack.base import apart
-
-    return compile_model(
-        spec,
-        board,
-        toolchain,
-        out,
-        growth=settings.growth,
-        precision=settings.precision,
-        choices=settings.choices,
-        gpu=gpu,
-        progress=apart.progress(),
-    )
-
-
-def _compile(
+def _compile_for_cpu(
     model: CheckedModel | ModelSpec,
     board: Board,
     toolchain: Toolchain,
@@ -268,32 +230,21 @@ def cpu_key(board: Board) -> str:
 _PROGRAMS_BYTES = 4_000_000
 
 
-def estimate_apart(
+def estimate_model(
     spec: ModelSpec,
     board: Board,
     *,
-    limits: Limits,
     growth: float = UNLIMITED,
     progress: Progress = NO_PROGRESS,
 ) -> Estimate:
     """What the model will take on the board; no machine code is made.
 
-    In a process of its own. `growth` is `compile_model`'s. Raises what `compile_apart` raises.
+    To be called through `limited.within`. `growth` is `compile_model`'s. Raises what that raises.
     """
-    from edgepack.compiler.limited import within
-
-    return within(spec.path, limits, progress, _estimate_there, spec, board, growth=growth)
-
-
-def _estimate_there(spec: ModelSpec, board: Board, *, growth: float) -> Estimate:
-    from edgepack.base import apart
     from edgepack.compiler.backend.report import BlockReport, Estimate
-    from edgepack.frontend.errors import named_failures
     from edgepack.frontend.load import load_model
 
-    with named_failures(spec.path):
-        model, progress = load_model(spec), apart.progress()
-        plan, _, layers, _ = plan_model(model, board, growth=growth, progress=progress)
+    plan, _, layers, _ = plan_model(load_model(spec), board, growth=growth, progress=progress)
     mhz = max(cluster.max_mhz for cluster in board.clusters)
     cycles = sum(layer.cycles for layer in layers)
     return Estimate(

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from edgepack.base.apart import Apart, CrashError, LimitError, Limits
-from edgepack.base.progress import Progress
 from edgepack.frontend.errors import (
     CompilerCrashError,
     CompilerMemoryError,
     CompilerTimeError,
+    named_failures,
 )
 from edgepack.model import LoadedModel, walk_nodes
 
@@ -47,7 +47,6 @@ def limits_for(
 def within(
     path: Path,
     limits: Limits,
-    progress: Progress,
     function: Callable[_P, _T],
     /,
     *args: _P.args,
@@ -55,12 +54,13 @@ def within(
 ) -> _T:
     """`function(*args, **kwargs)`, which works on the model `path`, in a process of its own.
 
-    Raises what that raises, and `CompilerMemoryError`, `CompilerTimeError` or `CompilerCrashError`
-    with what it worked on.
+    `kwargs` may have a `progress`, which hears of its steps. Raises what `function` raises, the
+    `CompilerError` of `named_failures`, and `CompilerMemoryError`, `CompilerTimeError` or
+    `CompilerCrashError`; each of these names what it worked on.
     """
     try:
-        process = Apart(limits=limits, progress=progress, environment=ENVIRONMENT)
-        return process.call(function, *args, **kwargs)
+        process = Apart(limits=limits, environment=ENVIRONMENT)
+        return process.call(_named, path, function, *args, **kwargs)
     except LimitError as error:
         where = error.at or "reading it"
         if error.what == "cpu":
@@ -77,3 +77,9 @@ def within(
             f"{path}: the compiler crashed ({error.how}); it was {error.at or 'reading it'}",
             hint="check the model (onnx.checker.check_model); if it is right, please report it",
         ) from error
+
+
+def _named(path: Path, function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """What runs in the other process."""
+    with named_failures(path):
+        return function(*args, **kwargs)

@@ -24,8 +24,12 @@ class CompileSettings:
     rules: Sequence[Rule] | None = None
     growth: float = UNLIMITED
     precision: Precision = FULL
-    choices: Choices = field(default_factory=dict)  # a proxy would not travel to another process
+    choices: Choices = field(default_factory=dict)
     lean: bool = False
+
+    def __post_init__(self) -> None:
+        # A proxy of a mapping would not travel to another process.
+        object.__setattr__(self, "choices", dict(self.choices))
 
     @property
     def tried(self) -> list[Rule]:

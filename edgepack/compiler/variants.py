@@ -11,13 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgepack.base.apart import Limits
 from edgepack.base.paths import atomic_dir
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.base.text import format_count
 from edgepack.boards import Board
 from edgepack.compiler.backend.report import LayerReport
-from edgepack.compiler.limited import within
 from edgepack.compiler.settings import DEFAULTS, CompileSettings
 from edgepack.kernels.choices import Choices, Tunable
 from edgepack.model import ModelSpec
@@ -59,77 +57,39 @@ class Variants:
         return self.folder / _OBJECTS
 
 
-def survey_apart(
+def survey_kernels(
     spec: ModelSpec,
     board: Board,
     *,
-    limits: Limits,
     settings: CompileSettings = DEFAULTS,
     progress: Progress = NO_PROGRESS,
 ) -> tuple[Tunable, ...]:
     """The kernels that can be made in several ways, in the order of their first calls.
 
-    In a process of its own. Raises what `compile_apart` raises.
+    To be called through `limited.within`, as all functions here. Raises what `compile_model`
+    raises.
     """
-    return within(
-        spec.path,
-        limits,
-        progress,
-        _survey_there,
-        spec,
-        board,
-        settings,
-    )
-
-
-def _survey_there(spec: ModelSpec, board: Board, settings: CompileSettings) -> tuple[Tunable, ...]:
-    from edgepack.base import apart
     from edgepack.compiler.planning import Planner
-    from edgepack.frontend.errors import named_failures
     from edgepack.frontend.load import load_model
 
-    with named_failures(spec.path):
-        planner = Planner(load_model(spec), board, settings, progress=apart.progress())
-        return planner.survey()
+    return Planner(load_model(spec), board, settings, progress=progress).survey()
 
 
-def surveys_apart(
+def survey_with_figures(
     spec: ModelSpec,
     board: Board,
     figures: Sequence[Mapping[str, float]],
     *,
-    limits: Limits,
     settings: CompileSettings = DEFAULTS,
     progress: Progress = NO_PROGRESS,
 ) -> tuple[dict[str, float], list[tuple[Tunable, ...]]]:
     """The CPU model's figures of `FIGURES`, and a survey with each of `figures` in their place."""
-    return within(
-        spec.path,
-        Limits(memory_mb=limits.memory_mb, cpu_s=limits.cpu_s * (1 + len(figures) // 4)),
-        progress,
-        _surveys_there,
-        spec,
-        board,
-        [dict(one) for one in figures],
-        settings,
-    )
-
-
-def _surveys_there(
-    spec: ModelSpec,
-    board: Board,
-    figures: Sequence[Mapping[str, float]],
-    settings: CompileSettings,
-) -> tuple[dict[str, float], list[tuple[Tunable, ...]]]:
-    from edgepack.base import apart
     from edgepack.compiler.planning import Planner
-    from edgepack.frontend.errors import named_failures
     from edgepack.frontend.load import load_model
 
-    with named_failures(spec.path):
-        planner = Planner(load_model(spec), board, settings, progress=apart.progress())
-        in_use = {name: float(getattr(planner.cpu, name)) for name in FIGURES}
-        return in_use, [planner.survey(one) for one in figures]
+    planner = Planner(load_model(spec), board, settings, progress=progress)
+    in_use = {name: float(getattr(planner.cpu, name)) for name in FIGURES}
+    return in_use, [planner.survey(one) for one in figures]
 
 
 def compile_variants(
@@ -139,67 +99,37 @@ def compile_variants(
     out: Path,
     variants: Sequence[Choices],
     *,
-    limits: Limits,
     settings: CompileSettings = DEFAULTS,
     progress: Progress = NO_PROGRESS,
 ) -> Variants:
-    """Compile a model once for each of `variants`, into the folder `out`, which is replaced.
-
-    In a process of its own, each variant within `limits`. Raises what `compile_apart` raises.
-    """
-    count = len(variants)
-    return within(
-        spec.path,
-        Limits(memory_mb=limits.memory_mb * 2, cpu_s=limits.cpu_s * count),
-        progress,
-        _compile_there,
-        spec,
-        board,
-        toolchain,
-        out,
-        [dict(choices) for choices in variants],
-        settings,
-    )
-
-
-def _compile_there(
-    spec: ModelSpec,
-    board: Board,
-    toolchain: Toolchain,
-    out: Path,
-    variants: Sequence[Choices],
-    settings: CompileSettings,
-) -> Variants:
+    """Compile a model once for each of `variants`, into the folder `out`, which is replaced."""
     from edgepack.base import apart
     from edgepack.compiler.backend import build, code
     from edgepack.compiler.planning import Planner
-    from edgepack.frontend.errors import named_failures
     from edgepack.frontend.load import load_model
 
-    progress = apart.progress()
-    with named_failures(spec.path):
-        planner = Planner(load_model(spec), board, settings, progress=progress)
-        joint = _Joint()
-        for index, choices in enumerate(variants):
-            apart.at(f"planning variant {index + 1}", index, len(variants))
-            joint.add(*planner.plan(choices))
-        progress.step(f"compiling {format_count(len(joint.kernels), 'kernel')} for {board.cpu}")
-        apart.at(f"making machine code of {len(joint.kernels)} kernels")
-        with atomic_dir(out) as work:
-            build.build_library(
-                joint.kernels,
-                planner.target,
-                toolchain,
-                work / _OBJECTS,
-                work / "model.so",
-                code.kept_code(),
-            )
-            params = bytes(joint.params)
-            (work / "params.bin").write_bytes(params)
-            names = [f"graph{index}.json" for index in range(len(joint.plans))]
-            for name, plan, layers in zip(names, joint.plans, joint.layers, strict=True):
-                text = replace(plan, params=params).to_json(layers)
-                (work / name).write_text(text, encoding="utf-8")
+    planner = Planner(load_model(spec), board, settings, progress=progress)
+    joint = _Joint()
+    for index, choices in enumerate(variants):
+        apart.at(f"planning variant {index + 1}", index, len(variants))
+        joint.add(*planner.plan(choices))
+    progress.step(f"compiling {format_count(len(joint.kernels), 'kernel')} for {board.cpu}")
+    apart.at(f"making machine code of {len(joint.kernels)} kernels")
+    with atomic_dir(out) as work:
+        build.build_library(
+            joint.kernels,
+            planner.target,
+            toolchain,
+            work / _OBJECTS,
+            work / "model.so",
+            code.kept_code(),
+        )
+        params = bytes(joint.params)
+        (work / "params.bin").write_bytes(params)
+        names = [f"graph{index}.json" for index in range(len(joint.plans))]
+        for name, plan, layers in zip(names, joint.plans, joint.layers, strict=True):
+            text = replace(plan, params=params).to_json(layers)
+            (work / name).write_text(text, encoding="utf-8")
     return Variants(
         folder=out,
         graphs=tuple(out / name for name in names),

@@ -76,6 +76,6 @@ def build_bundles(
 def _build(order: builder.Order, board: str, progress: Progress) -> Path:
     """The bundle's folder, made by a process of its own."""
     try:
-        return Apart(progress=progress).call(builder.make, order)
+        return Apart().call(builder.make, order, progress=progress)
     except EdgepackError as error:
         raise prefix_error(error, f"{board}: ") from None

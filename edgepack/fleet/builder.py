@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgepack.base.apart import progress
+from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.flow.project import Project
 
 
@@ -18,12 +18,12 @@ class Order:
     key: Path | None
 
 
-def make(order: Order) -> Path:
+def make(order: Order, *, progress: Progress = NO_PROGRESS) -> Path:
     """The folder of the bundle."""
     from edgepack.bundle.signing import sign_folder
     from edgepack.flow.job import make_job, package_job
 
-    bundle = package_job(make_job(order.project), order.out, progress=progress())
+    bundle = package_job(make_job(order.project), order.out, progress=progress)
     if order.key is not None:
         sign_folder(bundle, order.key)
     return bundle.path

@@ -9,7 +9,7 @@ from edgepack.base.apart import Limits
 from edgepack.base.errors import ModelError, TimeLimitError
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.boards import Board
-from edgepack.compiler import estimate_apart
+from edgepack.compiler import estimate_model
 from edgepack.compiler.backend.report import Estimate
 from edgepack.compiler.limited import limits_for, within
 from edgepack.flow.optimize import DEFAULT_OPTIMIZE, GROWTH
@@ -17,6 +17,11 @@ from edgepack.frontend.errors import ImportModelError, UnsupportedOperatorError
 from edgepack.frontend.inspect import ModelInfo, inspect_model, with_some_shapes
 from edgepack.model import LoadedModel, ModelSpec, check_model, read_model
 from edgepack.model.errors import DynamicShapeError
+
+
+def _estimate(spec: ModelSpec, board: Board, limits: Limits, progress: Progress) -> Estimate:
+    growth = GROWTH[DEFAULT_OPTIMIZE]
+    return within(spec.path, limits, estimate_model, spec, board, growth=growth, progress=progress)
 
 
 def _behind_shapes(
@@ -28,9 +33,7 @@ def _behind_shapes(
     if tried is None:
         return "", {}
     try:
-        estimate_apart(
-            tried, board, limits=limits, growth=GROWTH[DEFAULT_OPTIMIZE], progress=progress
-        )
+        _estimate(tried, board, limits, progress)
     except (DynamicShapeError, ImportModelError, UnsupportedOperatorError) as error:
         given = ", ".join(
             f"{name}={','.join(map(str, shape))}" for name, shape in tried.shapes.items()
@@ -64,7 +67,6 @@ def inspect_for(spec: ModelSpec, board: Board, *, progress: Progress = NO_PROGRE
     info = within(
         spec.path,
         limits,
-        progress,
         inspect_model,
         spec.path,
         spec.shapes,
@@ -81,9 +83,7 @@ def inspect_for(spec: ModelSpec, board: Board, *, progress: Progress = NO_PROGRE
         if operators is not None:
             obstacle = operators
         else:
-            estimate = estimate_apart(
-                spec, board, limits=limits, growth=GROWTH[DEFAULT_OPTIMIZE], progress=progress
-            )
+            estimate = _estimate(spec, board, limits, progress)
     except (ModelError, TimeLimitError) as error:
         obstacle = error.message.removeprefix(f"{spec.path}: ")
         if error.hint is not None:

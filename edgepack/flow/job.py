@@ -26,9 +26,9 @@ from edgepack.boards import Board, get_board, load_boards
 from edgepack.bundle.bundle import Bundle, Contents, Golden, StageContents, make_bundle
 from edgepack.bundle.service import Service
 from edgepack.bundle.verified import Verified
-from edgepack.compiler import CompiledModel, compile_apart, cpu_key
+from edgepack.compiler import CompiledModel, compile_with, cpu_key
 from edgepack.compiler.compiled import CompileTask, keep_compiled
-from edgepack.compiler.limited import limits_for
+from edgepack.compiler.limited import limits_for, within
 from edgepack.compiler.settings import CompileSettings
 from edgepack.flow.exporters import read_exporter
 from edgepack.flow.gallery_check import check_gallery, maker_of
@@ -408,18 +408,21 @@ def compile_job(
     """Compile the job's model, or return it from the cache.
 
     `floats` are the nodes of a quantised model that compute in float; by default those that are
-    faster in float on this board. Raises the errors of `compile_apart`.
+    faster in float on this board. Raises the errors of `compile_model` and of
+    `compiler.limited.within`.
     """
     task = compile_task(job, floats=floats)
 
     def compile_there(work: Path) -> CompiledModel:
-        return compile_apart(
+        return within(
+            task.spec.path,
+            model_limits(job),
+            compile_with,
             task.spec,
             task.board,
             task.toolchain,
             work,
-            limits=model_limits(job),
-            settings=task.settings,
+            task.settings,
             gpu=task.gpu,
             progress=progress,
         )

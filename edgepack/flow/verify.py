@@ -24,9 +24,9 @@ from edgepack.base.paths import cache_dir, will_make
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.boards import Board, get_board
 from edgepack.bundle.verified import Verified, shown_case
-from edgepack.compiler import CompiledModel, compile_apart
+from edgepack.compiler import CompiledModel, compile_with
 from edgepack.compiler.backend.run import run_plan
-from edgepack.compiler.limited import limits_for
+from edgepack.compiler.limited import limits_for, within
 from edgepack.compiler.settings import CompileSettings
 from edgepack.flow.adversarial import PAST, compare_odd, odd_cases
 from edgepack.flow.golden import SenselessGoldenError, check_golden
@@ -507,13 +507,15 @@ def first_layer(
         with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
             path = Path(folder) / "part.onnx"
             path.write_bytes(proto.SerializeToString())
-            built = compile_apart(
+            built = within(
+                path,
+                limits,
+                compile_with,
                 ModelSpec(path=path),
                 board,
                 toolchain,
                 Path(folder) / "out",
-                limits=limits,
-                settings=CompileSettings(precision=precision),
+                CompileSettings(precision=precision),
             )
             return difference(proto, board, built, {"": inputs}, tolerance) is not None
 

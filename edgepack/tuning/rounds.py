@@ -34,6 +34,7 @@ from edgepack.base.progress import NO_PROGRESS, Progress, now
 from edgepack.bundle.bundle import Golden
 from edgepack.bundle.manifest import APP
 from edgepack.compiler.backend.report import LayerReport
+from edgepack.compiler.limited import within
 from edgepack.compiler.variants import Variants, compile_variants
 from edgepack.deploy.answers import SenselessError
 from edgepack.deploy.app_answers import AppAnswer
@@ -127,13 +128,16 @@ def compile_round(
     job: Job, variants: Sequence[Choices], out: Path, *, progress: Progress = NO_PROGRESS
 ) -> Variants:
     """The untuned network and its variants, in the folder `out`."""
-    return compile_variants(
+    all_ = [{}, *map(dict, variants)]
+    return within(
+        job.spec.path,
+        model_limits(job).scaled(memory=2, cpu=len(all_)),
+        compile_variants,
         job.spec,
         job.board,
         kernel_toolchain(job),
         out,
-        [{}, *variants],
-        limits=model_limits(job),
+        all_,
         settings=settings_of(job),
         progress=progress,
     )

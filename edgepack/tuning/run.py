@@ -8,7 +8,8 @@ from pathlib import Path
 
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.compiler import cpu_key
-from edgepack.compiler.variants import survey_apart
+from edgepack.compiler.limited import within
+from edgepack.compiler.variants import survey_kernels
 from edgepack.device import SshOptions, open_device
 from edgepack.device.limit import limited
 from edgepack.flow.job import Job, model_limits, settings_of
@@ -58,10 +59,12 @@ def tune_job(
         records.session() as session,
         _timer(job, session, ssh, minutes, progress, estimated=estimated) as timer,
     ):
-        tunables = survey_apart(
+        tunables = within(
+            job.spec.path,
+            model_limits(job),
+            survey_kernels,
             job.spec,
             job.board,
-            limits=model_limits(job),
             settings=settings_of(job),
             progress=progress,
         )

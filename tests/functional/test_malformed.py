@@ -12,7 +12,8 @@ import pytest
 from edgepack.base.apart import Limits
 from edgepack.base.errors import EdgepackError
 from edgepack.boards import get_board
-from edgepack.compiler import compile_apart
+from edgepack.compiler import compile_with
+from edgepack.compiler.limited import within
 from edgepack.frontend import errors
 from edgepack.frontend.load import load_model
 from edgepack.frontend.memory import check_before, check_folding
@@ -108,7 +109,8 @@ def ends_well(make: Callable[[Path], Path], folder: Path) -> None:
     try:
         check_model(read_model(ModelSpec(path=path)))
         toolchain = select(board).toolchain
-        compile_apart(ModelSpec(path=path), board, toolchain, folder / "out", limits=LIMITS)
+        spec, out = ModelSpec(path=path), folder / "out"
+        within(path, LIMITS, compile_with, spec, board, toolchain, out)
     except EdgepackError as error:
         assert str(folder) in error.message
         assert not FOREIGN.search(str(error)), error
@@ -136,6 +138,5 @@ def test_a_limit_names_what_was_worked_on(tmp_path: Path) -> None:
     board = get_board("rasp3b")
     limits = Limits(memory_mb=2048, cpu_s=1)
     with pytest.raises(errors.CompilerTimeError, match=r"more than 1 s .*; it was [a-z]"):
-        compile_apart(
-            ModelSpec(path=path), board, select(board).toolchain, tmp_path / "out", limits=limits
-        )
+        spec, toolchain = ModelSpec(path=path), select(board).toolchain
+        within(path, limits, compile_with, spec, board, toolchain, tmp_path / "out")

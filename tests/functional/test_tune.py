@@ -20,8 +20,9 @@ from edgepack.boards import get_board
 from edgepack.bundle.bundle import TUNING, VERIFIED
 from edgepack.cli import main
 from edgepack.compiler import cpu_key
+from edgepack.compiler.limited import within
 from edgepack.compiler.settings import CompileSettings
-from edgepack.compiler.variants import compile_variants, survey_apart
+from edgepack.compiler.variants import compile_variants, survey_kernels
 from edgepack.deploy.ab_timing import ROUNDS
 from edgepack.flow import records
 from edgepack.flow.job import make_job
@@ -119,7 +120,7 @@ def test_all_ways_to_make_a_kernel_are_right(
     path = make(tmp_path / "m.onnx")
     board = get_board("local")
     spec = ModelSpec(path=path)
-    tunables = survey_apart(spec, board, limits=LIMITS)
+    tunables = within(path, LIMITS, survey_kernels, spec, board)
     found = {way.choice.rule for one in tunables for way in (one.default, *one.others)}
     assert found == rules
     assert max(len(one.layers) for one in tunables) == 2
@@ -136,9 +137,8 @@ def test_all_ways_to_make_a_kernel_are_right(
     variants.append(
         {one.signature: Way(rule=one.default.choice.rule, **absurd) for one in tunables}
     )
-    made = compile_variants(
-        spec, board, select(board, "gnu").toolchain, tmp_path / "out", variants, limits=LIMITS
-    )
+    toolchain, out = select(board, "gnu").toolchain, tmp_path / "out"
+    made = within(path, LIMITS, compile_variants, spec, board, toolchain, out, variants)
     random = np.random.default_rng(0)
     inputs = [
         random.normal(size=[dim.dim_value for dim in given.type.tensor_type.shape.dim]).astype(
@@ -382,7 +382,7 @@ def test_estimated_cycles_tell_a_bad_tile(folder: Path) -> None:
     require_plugins("qemu-arm")
     flags = {"model": folder / "tiny.onnx", "board": "rasp3b", "verify": False}
     job = make_job(load_project(None, flags))
-    kernels = survey_apart(job.spec, job.board, limits=LIMITS)
+    kernels = within(job.spec.path, LIMITS, survey_kernels, job.spec, job.board)
     changed, kept = sorted(kernels, key=lambda one: one.default.cycles)
     small = replace(changed.default.choice, pixels=1, vectors=1)
     wide = next(way.choice for way in changed.others if way.choice.loads == WIDE)
@@ -411,9 +411,8 @@ def test_figures_are_fitted_to_records(folder: Path, capsys: pytest.CaptureFixtu
     trials = []
     for path in (folder / "tiny.onnx", other):
         spec, growth = ModelSpec(path=path), GROWTH["balance"]
-        for one in survey_apart(
-            spec, board, limits=LIMITS, settings=CompileSettings(growth=growth)
-        ):
+        settings = CompileSettings(growth=growth)
+        for one in within(path, LIMITS, survey_kernels, spec, board, settings=settings):
             for way in one.others:
                 ratio = one.default.cycles / way.cycles
                 trials.append(

@@ -11,11 +11,11 @@ import pytest
 from edgepack.base import apart
 from edgepack.base.apart import Apart, CrashError, LimitError, Limits
 from edgepack.base.errors import ModelError
-from edgepack.base.progress import NoProgress
+from edgepack.base.progress import NO_PROGRESS, NoProgress, Progress
 
 
-def square(number: int) -> tuple[int, int]:
-    apart.progress().step(f"squaring {number}")
+def square(number: int, *, progress: Progress = NO_PROGRESS) -> tuple[int, int]:
+    progress.step(f"squaring {number}")
     print("a library's word")
     return os.getpid(), number * number
 
@@ -47,13 +47,15 @@ def spin() -> None:
 def test_the_result_and_the_steps_come_back() -> None:
     steps: list[str] = []
 
-    class Progress(NoProgress):
+    class Steps(NoProgress):
         def step(self, text: str) -> None:
             steps.append(text)
 
-    pid, result = Apart(progress=Progress()).call(square, 7)
+    pid, result = Apart().call(square, 7, progress=Steps())
     assert (result, steps) == (49, ["squaring 7"])
     assert pid != os.getpid()
+    assert Apart().call(square, 8)[1] == 64  # nobody listens
+    assert steps == ["squaring 7"]
 
 
 def test_its_variables_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
