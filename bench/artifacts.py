@@ -1,7 +1,8 @@
 """SHA-256 of what the compiler makes of each benchmark model on each board.
 
 A refactoring that is none keeps them all: store the hashes before, compare after. Each model is
-compiled in a process of its own, so nothing is left over from the one before.
+compiled in a process of its own, so nothing is left over from the one before. `--plans` makes no
+machine code, but hashes the kernels that it would be made of, which takes a fraction of the time.
 """
 
 from __future__ import annotations
@@ -15,13 +16,27 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from bench.models import MODELS, get_model
+from bench.models import ALL, MODELS, get_model
 from edgepack.boards import get_board, load_boards
-from edgepack.compiler import compile_model
+from edgepack.compiler import compile_model, plan_model
+from edgepack.frontend.load import load_model
 from edgepack.model import ModelSpec
 from edgepack.native.toolchain import select
 
 FILES = ("model.so", "graph.json", "params.bin")
+
+
+def plan_hashes(model: str, board_name: str) -> dict[str, str]:
+    """The hash of graph.json, of params.bin, and of all kernels' digests."""
+    checked = load_model(ModelSpec(path=get_model(model).path))
+    plan, kernels, layers, _ = plan_model(checked, get_board(board_name))
+    digests = sorted((name, kernel.facts.digest) for name, kernel in kernels.items())
+    contents = {
+        "kernels": repr(digests).encode(),
+        "graph.json": plan.to_json(layers).encode(),
+        "params.bin": plan.params,
+    }
+    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
 def hashes(model: str, board_name: str) -> dict[str, str]:
@@ -35,13 +50,13 @@ def hashes(model: str, board_name: str) -> dict[str, str]:
 
 
 def all_hashes(
-    models: Sequence[str], boards: Sequence[str], jobs: int
+    models: Sequence[str], boards: Sequence[str], jobs: int, *, plans: bool = False
 ) -> dict[str, dict[str, str]]:
     """By "model board"."""
     found: dict[str, dict[str, str]] = {}
     with ProcessPoolExecutor(jobs, max_tasks_per_child=1) as pool:
         tasks = {
-            f"{model} {board}": pool.submit(hashes, model, board)
+            f"{model} {board}": pool.submit(plan_hashes if plans else hashes, model, board)
             for board in boards
             for model in models
         }
@@ -64,13 +79,16 @@ def differing(before: Mapping[str, dict[str, str]], now: Mapping[str, dict[str, 
 def main() -> int:
     """Prints hashes; with --before, what has changed: exit code 8 if anything has."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m bench.artifacts")
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(ALL))
+    parser.add_argument("--wide", action="store_true", help="all models, not just the nine")
+    parser.add_argument("--plans", action="store_true", help="no machine code")
     parser.add_argument("--boards", nargs="+", default=sorted(load_boards()))
     parser.add_argument("--store", type=Path, help="write the hashes here, as JSON")
     parser.add_argument("--before", type=Path, help="compare with hashes stored earlier")
     parser.add_argument("-j", "--jobs", type=int, default=1)
     options = parser.parse_args()
-    found = all_hashes(options.models, options.boards, options.jobs)
+    models = list(ALL) if options.wide else options.models
+    found = all_hashes(models, options.boards, options.jobs, plans=options.plans)
     if options.store:
         options.store.write_text(json.dumps(found, indent=1))
     if not options.before:
