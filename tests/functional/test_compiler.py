@@ -319,6 +319,34 @@ def test_a_shape_that_depends_on_data_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("operator", "inputs"),
+    [
+        ("ConstantOfShape", {"shape": [2]}),
+        ("Expand", {"x": [1, 3], "shape": [2]}),
+        ("HannWindow", {"size": []}),
+        ("Pad", {"x": [1, 3], "pads": [4]}),
+        ("Range", {"start": [], "limit": [], "delta": []}),
+        ("Slice", {"x": [1, 3], "starts": [1], "ends": [1]}),
+        ("Squeeze", {"x": [1, 3, 1], "axes": [1]}),
+        ("Tile", {"x": [1, 3], "repeats": [2]}),
+        ("Unsqueeze", {"x": [1, 3], "axes": [1]}),
+    ],
+)
+def test_the_node_whose_shape_depends_on_data_is_named(
+    operator: str, inputs: dict[str, list[int]], tmp_path: Path
+) -> None:
+    """TVM's importer makes several calls of such a node, and only the last one says of which."""
+    b = Builder()
+    given = b.op("Relu", "x") if "x" in inputs else None
+    made = b.op(operator, *(given if name == "x" else name for name in inputs))
+    b.op("Cast", made, outputs=["y"], to=TensorProto.FLOAT)
+    integers = {name: TensorProto.INT64 for name in inputs if name != "x"}
+    path = b.save(tmp_path / "model.onnx", inputs, {"y": None}, integers)
+    with pytest.raises(DynamicShapeError, match=rf"{operator}.* depends"):
+        compile_for(path, tmp_path / "out")
+
+
 def test_nothing_is_left_behind_when_an_operator_is_not_supported(tmp_path: Path) -> None:
     b = Builder()
     b.op("RandomNormalLike", "x", outputs=["y"])

@@ -6,6 +6,8 @@ What the kernel library has a rule for goes there; TVM lowers and fuses the rest
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import tvm
 from tvm import relax
@@ -152,20 +154,29 @@ def _culprit(module: tvm.IRModule) -> Origin | None:
 
 
 def _check_shapes(main: relax.Function, model: LoadedModel) -> None:
-    for block in main.body.blocks:
-        for binding in block.bindings:
-            is_call = isinstance(binding.value, relax.Call)
-            origin = origin_of(binding.value) if is_call else None
-            what = f"the result of {origin.operator} '{origin.name}'" if origin else _INSIDE
-            _check_shape(binding.var.ty, model, what, may_be_empty=not is_call)
-    _check_shape(main.ret_ty, model, may_be_empty=True)
+    bindings = [binding for block in main.body.blocks for binding in block.bindings]
+
+    def result_at(index: int) -> str:
+        origin = _origin_at(bindings, index)
+        return f"the result of {origin.operator} '{origin.name}'" if origin else _INSIDE
+
+    for index, binding in enumerate(bindings):
+        is_call = isinstance(binding.value, relax.Call)
+        _check_shape(binding.var.ty, model, partial(result_at, index), may_be_empty=not is_call)
+    _check_shape(main.ret_ty, model, lambda: _INSIDE, may_be_empty=True)
 
 
 _INSIDE = "a tensor inside the model"
 
 
+def _origin_at(bindings: Sequence[relax.Binding], index: int) -> Origin | None:
+    """The node that a binding is from: that of the first marked one from there on, because the
+    importer makes several bindings of one node, and marks the last of them."""
+    return next(filter(None, (origin_of(binding.value) for binding in bindings[index:])), None)
+
+
 def _check_shape(
-    ty: tvm.ir.Type, model: LoadedModel, what: str = _INSIDE, *, may_be_empty: bool = False
+    ty: tvm.ir.Type, model: LoadedModel, what: Callable[[], str], *, may_be_empty: bool
 ) -> None:
     """A plan needs every shape as numbers. Only constants may be empty, which are results."""
     if isinstance(ty, relax.TupleType):
@@ -174,13 +185,14 @@ def _check_shape(
     elif isinstance(ty, relax.TensorType):
         dims = ty.shape
         if dims is None or not all(isinstance(dim, tvm.tirx.IntImm) for dim in dims):
-            shape = "unknown" if dims is None else tuple(str(dim) for dim in dims)
+            known = [str(dim) if isinstance(dim, tvm.tirx.IntImm) else "?" for dim in dims or ()]
+            shape = f"({', '.join(known)})" if dims is not None else "unknown"
             raise DynamicShapeError(
-                f"{model.path}: {what} has a shape that depends on the data: {shape}",
+                f"{model.path}: {what()} has a shape that depends on the data: {shape}",
                 hint=DATA_SHAPE_HINT,
             )
         if any(int(dim) == 0 for dim in dims) and not may_be_empty:
             raise ImportModelError(
-                f"{model.path}: {what} is empty: {tuple(int(dim) for dim in dims)}",
+                f"{model.path}: {what()} is empty: {tuple(int(dim) for dim in dims)}",
                 hint="give the inputs larger shapes (--shape), or check the model",
             )
