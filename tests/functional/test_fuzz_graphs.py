@@ -252,6 +252,19 @@ def test_what_follows_from_a_nan_is_chosen_and_nothing_else_is(tmp_path: Path) -
     assert graphs.compared(case, both)[0] == "different"
 
 
+def test_integers_beyond_their_type_are_chosen_and_others_are_not() -> None:
+    s = sketch.Sketch(0, 17)
+    base = s.input(np.array([3, -2], "int32"))
+    (small,) = s.op("Pow", base, s.const(np.array([19, 30], "int32")))
+    (far,) = s.op("Pow", s.op("Abs", base)[0], s.const(np.array([20, 1], "int32")))
+    wide = s.input(np.array([[1 << 40, 1 << 40]]))
+    (squares,) = s.op("ReduceSumSquare", wide)
+    (total,) = s.op("ReduceSum", wide)
+    (floats,) = s.op("Pow", s.op("Cast", base, to=1)[0], s.const(np.float32(40)))
+    chosen = graphs.behind_choices(s.model(), s.values)
+    assert chosen & {small, far, squares, total, floats} == {far, squares}
+
+
 def test_all_nan_are_one_value(tmp_path: Path) -> None:
     """As onnx's reference has it; to onnxruntime NaN is equal to all there is."""
     values = np.array([np.nan, 1, np.nan, 2, 1, -1], "float32")

@@ -5,9 +5,9 @@
 Graph number N is drawn from seed S + N: of one node or some, of any opset from 7 on, with all
 element types and odd attributes. Each ends as one of `VERDICTS`: "same" as onnxruntime (onnx's
 reference where that has no kernel), "refused" by an error that names what is wrong, "chosen" where
-only what follows from a NaN differs that docs/reference/meanings.md has a row for, "unsteady" where
-ways of onnxruntime itself are as far apart, "different", of another "type" or shape, or "untyped":
-an error without words of its own, a crash. The last three are bugs.
+only what follows from a NaN or a too large integer differs that docs/reference/meanings.md has a
+row for, "unsteady" where ways of onnxruntime itself are as far apart, "different", of another
+"type" or shape, or "untyped": an error without words of its own, a crash. The last three are bugs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Drawn:
     model: onnx.ModelProto
     given: Sequence[np.ndarray]
     due: Sequence[np.ndarray]
-    # Outputs that follow from a NaN in an operator where that is a choice.
+    # Outputs that follow from an element that is a choice of its operator: a NaN, for one.
     chosen: frozenset[str] = frozenset()
     # How many times the last bits of float32 it may be off.
     times: float = 1.0
@@ -88,9 +88,9 @@ def drawn(seed: int, only: str = "") -> Drawn | None:
 def behind_choices(
     model: onnx.ModelProto, values: Mapping[str, np.ndarray], *, by_reference: bool = False
 ) -> frozenset[str]:
-    """The tensors of a graph that follow from a NaN, or an infinity, where the table of choices has
-    a row for it; or, of a model that onnxruntime does not run, from what onnx's reference reads
-    otherwise than is compiled."""
+    """The tensors of a graph that follow from a NaN, an infinity or an integer that is too large,
+    where the table of choices has a row for it; or, of a model that onnxruntime does not run, from
+    what onnx's reference reads otherwise than is compiled."""
     found: set[str] = set()
     for node in model.graph.node:
         given = [values[name] for name in node.input if name in values]
@@ -98,9 +98,29 @@ def behind_choices(
             found.intersection(node.input)
             or (not all(map(_is_finite, given)) and choices_of_nan(model, node))
             or (by_reference and departures(model, node))
+            or _is_too_large(node.op_type, given)
         ):
             found.update(node.output)
     return frozenset(found)
+
+
+def _is_too_large(operator: str, given: Sequence[np.ndarray]) -> bool:
+    """Whether an operator that onnxruntime may compute in floats has an integer result beyond its
+    type, or may have: sums and products over all elements, not only those of an axis."""
+    if operator not in _BEYOND or not given or given[0].dtype.kind not in "iu":
+        return False
+    values = np.abs(given[0].astype(float))
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        largest = _BEYOND[operator](values, *given[1:2])
+    return not np.max(largest, initial=0) <= np.iinfo(given[0].dtype).max
+
+
+_BEYOND: Mapping[str, Callable[..., np.ndarray]] = {
+    "Pow": lambda values, exponents: values ** exponents.astype(float),
+    "ReduceProd": lambda values, *_: np.maximum(values, 1).prod(),
+    "ReduceSum": lambda values, *_: values.sum(),
+    "ReduceSumSquare": lambda values, *_: np.square(values).sum(),
+}
 
 
 def names(model: onnx.ModelProto, given: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
