@@ -37,7 +37,7 @@ from edgepack.flow.rows import takes_rows
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo, read_model
 from edgepack.model.index import GraphIndex
 from edgepack.model.some_shapes import some_shapes
-from edgepack.model.states import begin_text, propose_states
+from edgepack.model.states import alike_states, begin_text, propose_states
 from edgepack.postprocess.spec import read_postprocess
 from edgepack.preprocess.presets import PRESETS, fit_size
 from edgepack.preprocess.spec import DTYPES, PreprocessSpec
@@ -174,8 +174,8 @@ def draft_project(
         names = tuple(made[1].splitlines()) if made else read_labels(file)
     lines.append(_scores(loaded))
     states, fed = _states(loaded)
-    questions = ["are these inputs states? (see [states])"] if states else []
     picture = _picture(fed)
+    asked, questions = _asked_states(loaded, states, picture)
     if image is not None:
         if picture is None:
             raise UsageError(
@@ -220,7 +220,7 @@ def draft_project(
     lines = _try_scores(lines, spec_of_all)
     return Draft(
         path=out,
-        text=_text(lines, shapes, (*_known_states(loaded), *states), table, after),
+        text=_text(lines, shapes, (*_known_states(loaded), *states, *asked), table, after),
         lines=(*lines, *shapes, *states, *table, *after),
         open=tuple(questions),
         labels=made,
@@ -299,6 +299,21 @@ def _states(model: LoadedModel) -> tuple[tuple[Line, ...], tuple[TensorInfo, ...
     return lines, tuple(info for info in model.given if info.name not in pairs)
 
 
+def _asked_states(
+    model: LoadedModel, states: Sequence[Line], picture: TensorInfo | None
+) -> tuple[list[str], list[str]]:
+    """Comments for the lines of [states] that only shapes suggest, and all questions about states.
+    A photo is none."""
+    known = {**model.states, **{line.key: line.value for line in states}}
+    pairs = alike_states(model.inputs, model.outputs, known)
+    if picture is not None:
+        pairs.pop(picture.name, None)
+    why = "if this output is the input's next value: take away the first #"
+    lines = [f"# {_written(Line(name, output, why))}" for name, output in pairs.items()]
+    questions = ["are these inputs states? (see [states])"] if states else []
+    return lines, questions + [f"is '{name}' a state? (see [states])" for name in pairs]
+
+
 def _known_states(model: LoadedModel) -> tuple[str, ...]:
     """Comments about the states that need no line."""
     return tuple(
@@ -336,7 +351,16 @@ def _classes(model: LoadedModel) -> int | None:
     """Number of classes, if the first output is one score for each."""
     sizes = model.outputs[0].shape if model.outputs else ()
     large = [size for size in sizes[1:] if size != 1]
+    if _is_like_an_input(model):
+        return None
     return large[0] if len(large) == 1 and isinstance(large[0], int) and large[0] > 1 else None
+
+
+def _is_like_an_input(model: LoadedModel) -> bool:
+    """Whether the first output has a value for each of an input's, as a mask of a sound has; a row
+    of a table may have as many columns as there are classes."""
+    sizes = model.outputs[0].shape[1:] if model.outputs else ()
+    return len(sizes) > 1 and any(info.shape[1:] == sizes for info in model.inputs)
 
 
 def _last_operator(model: LoadedModel) -> str:
@@ -559,7 +583,8 @@ def _postprocess(known: Known | None, preset: str | None) -> tuple[Line, ...]:
 def _numbers_only(model: LoadedModel) -> tuple[Line, ...]:
     """The line that says so, where numbers that nobody called classes would be shown as such."""
     sizes = model.outputs[0].shape[1:] if model.outputs else ()
-    if len([size for size in sizes if size != 1]) != 1 or not _is_one_of_several(model):
+    is_known = not _is_one_of_several(model) and not _is_like_an_input(model)
+    if len([size for size in sizes if size != 1]) != 1 or is_known:
         return ()
     why = f"{_GUESS}: nothing says that an output is scores of classes"
     return (Line("kind", "tensors", why),)

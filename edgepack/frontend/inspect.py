@@ -29,7 +29,7 @@ from edgepack.model import (
 from edgepack.model.constants import Constant
 from edgepack.model.index import GraphIndex
 from edgepack.model.some_shapes import some_shapes
-from edgepack.model.states import begin_text, propose_states
+from edgepack.model.states import alike_states, begin_text, propose_states
 from edgepack.model.structure import subgraphs
 
 
@@ -43,7 +43,7 @@ class ModelInfo:
     multiply-adds of convolutions and matrix products in one inference, or None if it depends on
     a dimension without a value. `unsupported` are the nodes that cannot be compiled. `words` and
     `states` are as in `LoadedModel`. `begins` has the initial values of states that do not start
-    with zero. `perhaps_states` maps inputs whose names and shapes look like states to their
+    with zero. `perhaps_states` maps inputs whose names or shapes look like states to their
     outputs.
     """
 
@@ -94,6 +94,8 @@ def inspect_model(
         # What is left of some operators hangs on shapes: on any, where the model tells none.
         tried = with_some_shapes(spec, model)
         nodes = find_unsupported(expanded if tried is None else expand(read_model(tried).proto))
+    named = propose_states(model.inputs, model.outputs, model.states)
+    alike = alike_states(model.inputs, model.outputs, {**model.states, **named})
     weights = [t for t in _weights(proto) if dtype_name(t.data_type) != "int64"]
     return ModelInfo(
         path=path,
@@ -111,7 +113,7 @@ def inspect_model(
         words=model.words,
         states=model.states,
         begins={name: begin_text(start) for name, start in model.starts.items()},
-        perhaps_states=propose_states(model.inputs, model.outputs, model.states),
+        perhaps_states={**named, **alike},
     )
 
 

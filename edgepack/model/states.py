@@ -348,6 +348,43 @@ def propose_states(
     return found if len(found) + len(known) < len(inputs) else {}
 
 
+def alike_states(
+    inputs: Sequence[Any], outputs: Sequence[Any], known: Mapping[str, str]
+) -> dict[str, str]:
+    """Inputs that may be states by their shape alone, whatever they are called, beside the `known`
+    ones: something to ask about, not to assume.
+
+    As many outputs as inputs have the shape; of several, each goes with the output at its place.
+    If all inputs have such a shape, one of them is what the network works on: the first, so those
+    of its shape are left out.
+    """
+    given = [info for info in inputs if info.name not in known]
+    made = [info for info in outputs if info.name not in known.values() and _tells(info)]
+    fits = {
+        info.name: others
+        for info in filter(_tells, given)
+        if (others := tuple(other.name for other in made if _may_be_one(info, other)))
+    }
+    pairs = {}
+    for name, others in fits.items():
+        rivals = [one for one, ones in fits.items() if set(ones) & set(others)]
+        if len(rivals) == len(others) and all(fits[one] == others for one in rivals):
+            pairs[name] = others[rivals.index(name)]
+    if given and len(pairs) == len(given):
+        first = fits[given[0].name]
+        pairs = {name: other for name, other in pairs.items() if other not in first}
+    words = {name: re.split(r"[^a-z]+", name.lower()) for name in pairs}
+    return {
+        name: other for name, other in pairs.items() if not any(map(_DATA.fullmatch, words[name]))
+    }
+
+
+def _tells(info: Any) -> bool:
+    """Whether a shape is one of its own: more than one value, and at most one unknown size."""
+    known = [size for size in info.shape if isinstance(size, int)]
+    return len(info.shape) > 1 and max(known, default=1) > 1 and len(info.shape) - len(known) < 2
+
+
 def _may_be_one(given: Any, made: Any) -> bool:
     return (
         given.dtype == made.dtype

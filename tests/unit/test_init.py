@@ -265,6 +265,16 @@ def test_vectors_of_which_none_is_known_to_be_scores(
     assert draft.tells_classes != numbers_only
 
 
+def test_a_value_for_each_value_of_an_input_is_no_class(tmp_path: Path) -> None:
+    """A noise suppressor's mask: its shape is the spectrum's."""
+    b = Builder()
+    b.op("Sigmoid", "spectrum", outputs=["mask"])
+    shape: list[int | str | None] = [1, 1, 257]
+    draft, _ = drafted(b.save(tmp_path / "m.onnx", {"spectrum": shape}, {"mask": shape}))
+    assert not draft.tells_classes
+    assert [line.value for line in draft.lines if line.key == "kind"] == ["tensors"]
+
+
 def test_pixels_as_they_are_in_the_order_of_tensorflow(tmp_path: Path) -> None:
     path = model(tmp_path / "net.onnx", {"image": (1, 96, 96, 3)}, dtype=TensorProto.UINT8)
     _, project = drafted(path)
@@ -641,6 +651,27 @@ def test_axes_of_one_name_have_one_size(tmp_path: Path) -> None:
     )
     whys = {line.key: line.why for line in draft.lines}
     assert whys["frames"] == "a guess: nothing tells axis 1"
+
+
+def test_what_may_be_a_state_by_its_shape_is_asked(tmp_path: Path) -> None:
+    """The line is there, but says nothing until its sign is taken away. A photo is none."""
+    b = Builder()
+    b.op("Relu", "input_2", outputs=["mask"])
+    b.op("Relu", "input_3", outputs=["stack"])
+    b.op("Relu", "picture", outputs=["enhanced"])
+    shapes: dict[str, list[int | str | None]] = {
+        "input_2": [1, 1, 257],
+        "input_3": [1, 2, 128, 2],
+        "picture": [1, 1, 8, 8],
+    }
+    outputs = dict(zip(["mask", "stack", "enhanced"], shapes.values(), strict=True))
+    file = b.save(tmp_path / "m.onnx", shapes, outputs)
+    draft, project = drafted(file)
+    assert project.states == {}
+    assert "is 'input_3' a state? (see [states])" in draft.open
+    assert not any("'picture' a state" in question for question in draft.open)
+    draft.path.write_text(draft.text.replace("# input_3", "input_3"))
+    assert load_project(draft.path).states == {"input_3": "stack"}
 
 
 def test_names_that_toml_must_quote(tmp_path: Path) -> None:

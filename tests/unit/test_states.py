@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from edgepack.base.errors import UsageError
 from edgepack.cli.options import parse_states
 from edgepack.model import ModelSpec, TensorInfo, read_model
 from edgepack.model.errors import StateError
-from edgepack.model.states import declare, propose_states
+from edgepack.model.states import alike_states, declare, propose_states
 from tests.onnx_models import Builder
 
 _INPUTS: dict[str, list[int | str | None]] = {
@@ -210,6 +211,43 @@ def test_states_are_proposed_by_name_and_shape(given: str, made: str, due: str) 
     assert propose_states(infos(given), other, {}) == {}
     known = dict(list(found.items())[:1])
     assert propose_states(infos(given), infos(made), known) == dict(list(found.items())[1:])
+
+
+@pytest.mark.parametrize(
+    ("given", "made", "due"),
+    [
+        # The halves of DTLN, whose states tf2onnx numbers; a batch may have a name on one side.
+        ("input_2:1,1,257 input_3:1,2,128,2", "act:1,1,257 stack:1,2,128,2", "input_3=stack"),
+        ("input_4:1,1,512 input_5:1,2,128,2", "conv:N,1,512 stack:N,2,128,2", "input_5=stack"),
+        # Two of one shape, in their order; what the network works on may come last.
+        ("a:1,80 b:2,N,64 c:2,N,64", "p:1,5 q:2,M,64 r:2,M,64", "b=q c=r"),
+        ("h:1,64 sound:1,160", "next:1,64 p:1,2", "h=next"),
+        # Not known: as many outputs do not have the shape, or the first input has it, too.
+        ("a:1,80 b:2,1,64", "q:2,1,64 r:2,1,64", ""),
+        ("a:1,80 b:2,1,64 c:2,1,64", "q:2,1,64", ""),
+        ("mix:1,160 voice:1,160", "p:1,160 q:1,160", ""),
+        # No shape of its own; another input of what it works on; no output of the shape.
+        ("ids:1,T b:1,1", "p:1,T q:1,1", ""),
+        ("a:1,80 mask:1,64", "q:1,64", ""),
+        ("a:1,80 b:2,1,64", "q:1,1,64", ""),
+    ],
+)
+def test_states_whose_shape_alone_speaks_for_them(given: str, made: str, due: str) -> None:
+    def infos(texts: str) -> list[TensorInfo]:
+        return [
+            TensorInfo(
+                name=name,
+                dtype="float32",
+                shape=tuple(int(one) if one.isdecimal() else one for one in sizes.split(",")),
+            )
+            for name, _, sizes in (text.partition(":") for text in texts.split())
+        ]
+
+    pairs = alike_states(infos(given), infos(made), {})
+    assert [f"{name}={other}" for name, other in pairs.items()] == due.split()
+    assert alike_states(infos(given), infos(made), pairs) == {}
+    whole = [dataclasses.replace(info, dtype="int64") for info in infos(made)]
+    assert alike_states(infos(given), whole, {}) == {}
 
 
 def test_an_output_whose_shape_nobody_knows_may_be_a_state(tmp_path: Path) -> None:
