@@ -7,6 +7,7 @@ refused with its file, its place and the value.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ _MOST_YAML_DEPTH = 16
 _MOST_ROWS = 100_000
 _MOST_COORDINATE = 1e9
 _MOST_SHOWN = 100
+_MOST_DIGITS = 20
 # What labels may lie beside the photo, of its side: rounding, and boxes that touch its edge.
 _BESIDE = 0.01
 _POLYGON = 6
@@ -192,37 +194,38 @@ def read_coco(file: Path, *, outlines: bool = False) -> DataSet:
                 raise UsageError(f"{file}: {key}[{number}]: not an object")
             yield f"{file}: {key}[{number}]", entry
 
-    names: dict[int, str] = {}
+    categories: dict[int | str, str] = {}
     for where, entry in entries("categories"):
-        index, name = _whole(entry, "id", where), entry.get("name")
+        key, name = _id(entry, "id", where), entry.get("name")
         if not isinstance(name, str):
             raise UsageError(f"{where}.name: {_shown(name)} is no text")
-        if index in names:
-            raise UsageError(f"{where}.id: {index} is there twice")
-        names[index] = name
-    if not 0 < len(names) <= _MOST_CLASSES:
-        raise UsageError(f"{file}: {len(names)} categories")
-    photos: dict[int, dict[str, Any]] = {}
+        if key in categories:
+            raise UsageError(f"{where}.id: {_shown(key)} is there twice")
+        categories[key] = name
+    if not 0 < len(categories) <= _MOST_CLASSES:
+        raise UsageError(f"{file}: {len(categories)} categories")
+    numbers = _numbers_of(categories)
+    photos: dict[int | str, dict[str, Any]] = {}
     for where, entry in entries("images"):
-        number = _whole(entry, "id", where)
+        number = _id(entry, "id", where)
         if number in photos:
-            raise UsageError(f"{where}.id: {number} is there twice")
+            raise UsageError(f"{where}.id: {_shown(number)} is there twice")
         photos[number] = {"path": _photo(file, entry.get("file_name"), where), "things": []}
         if entry.get("height") is not None and entry.get("width") is not None:
             size = (_whole(entry, "height", where), _whole(entry, "width", where))
             photos[number]["size"] = size if min(size) > 0 else None
     for where, entry in entries("annotations"):
-        photo = photos.get(_whole(entry, "image_id", where))
+        photo = photos.get(_id(entry, "image_id", where))
         if photo is None:
             continue  # of a photo that the file leaves out
-        index = _whole(entry, "category_id", where)
-        if index not in names:
-            raise UsageError(f"{where}.category_id: {index} is no category")
-        photo["things"].append(_coco_thing(entry, index, where, outlines))
+        category = _id(entry, "category_id", where)
+        if category not in numbers:
+            raise UsageError(f"{where}.category_id: {_shown(category)} is no category")
+        photo["things"].append(_coco_thing(entry, numbers[category], where, outlines))
     if not photos:
         raise UsageError(f"{file}: no images in it")
     found = []
-    for number in sorted(photos):
+    for number in sorted(photos, key=_in_order):
         path = photos[number]["path"]
         found.append(
             BoxedPhoto(
@@ -232,7 +235,38 @@ def read_coco(file: Path, *, outlines: bool = False) -> DataSet:
                 size=photos[number].get("size"),
             )
         )
+    names = {numbers[key]: name for key, name in categories.items()}
     return DataSet(source=file, names=names, photos=_there(file, found))
+
+
+def _id(entry: Mapping[str, Any], key: str, where: str) -> int | str:
+    """A number, or a text, which pycocotools takes as well; one that is a number's is that number,
+    as is 1.0, which table tools write."""
+    value = entry.get(key)
+    if isinstance(value, str) and value == str(_number_in(value)):
+        return int(value)
+    if type(value) is int or (isinstance(value, str) and 0 < len(value) <= _MOST_SHOWN):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    raise UsageError(f"{where}.{key}: {_shown(value)} is no whole number or short text")
+
+
+def _number_in(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) < _MOST_DIGITS else None
+
+
+def _in_order(key: int | str) -> tuple[bool, int, str]:
+    """Numbers first."""
+    return (True, 0, key) if isinstance(key, str) else (False, key, "")
+
+
+def _numbers_of(categories: Mapping[int | str, str]) -> dict[int | str, int]:
+    """Numbers for categories by their ids: these, or their places where some are texts."""
+    ids = sorted(categories, key=_in_order)
+    if any(isinstance(key, str) for key in ids):
+        return {key: number for number, key in enumerate(ids)}
+    return {key: int(key) for key in ids}
 
 
 def _coco_thing(entry: Mapping[str, Any], index: int, where: str, outlines: bool) -> Thing:
@@ -311,15 +345,22 @@ def _photo(file: Path, name: object, where: str) -> Path:
     if isinstance(name, str) and "\\" in name and not (file.parent / name).is_file():
         name = name.replace("\\", "/")
     parts = Path(name).parts if isinstance(name, str) and "\0" not in name else ()
-    if not parts or parts[0] == "/" or ".." in parts:
+    is_elsewhere = parts[:1] == ("/",) or ".." in parts
+    if is_elsewhere and any((one / parts[-1]).is_file() for one in _photo_folders(file)):
+        name = parts[-1]  # as it lay on the machine of who labelled it
+    elif not parts or is_elsewhere:
         raise UsageError(f"{where}.file_name: {_shown(name)} is no path below the file's folder")
-    split = file.stem.rpartition("_")[2]
-    above = file.parent.parent if file.parent.name == "annotations" else file.parent
-    folders = (file.parent, file.parent / "images", above / split, above / "images" / split)
-    for folder in (*folders, above / "images"):
+    for folder in _photo_folders(file):
         if (folder / str(name)).is_file():
             return folder / str(name)
     return file.parent / str(name)
+
+
+def _photo_folders(file: Path) -> tuple[Path, ...]:
+    split = file.stem.rpartition("_")[2]
+    above = file.parent.parent if file.parent.name == "annotations" else file.parent
+    folders = (file.parent, file.parent / "images", above / split, above / "images" / split)
+    return (*folders, above / "images")
 
 
 def _there(source: Path, photos: Sequence[BoxedPhoto]) -> tuple[BoxedPhoto, ...]:
@@ -334,6 +375,8 @@ def _there(source: Path, photos: Sequence[BoxedPhoto]) -> tuple[BoxedPhoto, ...]
 
 def _whole(entry: Mapping[str, Any], key: str, where: str) -> int:
     value = entry.get(key)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
     if type(value) is not int:
         raise UsageError(f"{where}.{key}: {_shown(value)} is not a whole number")
     return value
@@ -356,9 +399,10 @@ def read_yolo(file: Path, split: str | None = None, *, outlines: bool = False) -
     """The data set of a data.yaml: `names`, `path`, and a folder (or several, or a list of photos)
     for each split. Raises `UsageError`."""
     table = read_yaml(file)
-    names = _names(table.get("names"), file)
-    count = table.get("nc", len(names))
-    if str(count) != str(len(names)):  # ultralytics refuses it, too
+    count = table.get("nc")
+    is_nameless = table.get("names") is None and _is_count(count)  # which ultralytics reads, too
+    names = None if is_nameless else _names(table.get("names"), file)
+    if names is not None and str(count or len(names)) != str(len(names)):  # and this it refuses
         raise UsageError(
             f"{file}: nc: {_shown(count)}, but {len(names)} names",
             hint="leave nc out, or name each class",
@@ -493,12 +537,15 @@ def _things(
     rows = read_text(file, error=UsageError).splitlines()
     if len(rows) > _MOST_ROWS:
         raise UsageError(f"{file}: {len(rows)} lines")
+    seen = set()
     for number, row in enumerate(rows, start=1):
-        if not row.strip():
-            continue
-        where = f"{file}: line {number}"
         words = row.split()
-        if not words[0].isdecimal() or (names is not None and int(words[0]) not in names):
+        if not words or tuple(words) in seen:  # one object twice, which ultralytics passes over
+            continue
+        seen.add(tuple(words))
+        where = f"{file}: line {number}"
+        class_number = _number_in(re.sub(r"\.0*$", "", words[0]))  # tools for tables write 3.0
+        if class_number is None or (names is not None and class_number not in names):
             raise UsageError(f"{where}: {_shown(words[0])} is no number of a class")
         try:
             values = [float(word) for word in words[1:]]
@@ -518,7 +565,7 @@ def _things(
         left, top, width, height, area = box
         is_outline = outlines and len(values) != 4 + more
         yield Thing(
-            index=int(words[0]),
+            index=class_number,
             box=(left, top, width, height),
             area=area,
             outline=Outline(polygons=(tuple(values),)) if is_outline else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -91,10 +92,51 @@ def test_coco_as_windows_and_labelling_tools_write_it(tmp_path: Path) -> None:
     file = write_coco(tmp_path / "labels.json", top, tmp_path / "set/photos")
     file.write_text(json.dumps(top), encoding="utf-8-sig")
     check_coco(find_data_set(file))
-    top["images"][0]["file_name"] = "..\\b.jpg"
+    top["images"][0]["file_name"] = "..\\c.jpg"
     file.write_text(json.dumps(top))
     with pytest.raises(UsageError, match="is no path below"):
         find_data_set(file)
+
+
+def test_coco_with_texts_and_floats_for_numbers(tmp_path: Path) -> None:
+    """As pycocotools reads them; what is written `"7"` once may be written 7 elsewhere."""
+    top = coco()
+    top["categories"] = [{"id": "1", "name": "cat"}, {"id": 7.0, "name": "Dog"}]
+    top["images"][0] |= {"id": "9", "height": 100.0, "width": 200.0}
+    top["annotations"][0]["category_id"] = "7"
+    check_coco(find_data_set(write_coco(tmp_path / "x.json", top)))
+
+    kinds = {1: "c-cat", 7: "c-dog"}
+    photos = {9: "b", 3: "a", 8: "c"}
+    top = coco()
+    for one in top["categories"]:
+        one["id"] = kinds[one["id"]]
+    for one in top["images"]:
+        one["id"] = photos[one["id"]]
+    for one in top["annotations"]:
+        one |= {
+            "category_id": kinds[one["category_id"]],
+            "image_id": photos[one["image_id"]],
+            "area": 9,
+            "iscrowd": 0,
+        }
+    file = write_coco(tmp_path / "y.json", top)
+    found = find_data_set(file)
+    theirs = importlib.import_module("pycocotools.coco").COCO(str(file))
+    order = sorted(theirs.getCatIds())
+    for key, ours in zip(sorted(theirs.getImgIds()), found.photos, strict=True):
+        assert theirs.imgs[key]["file_name"] == ours.name
+        boxes = [(one["category_id"], tuple(one["bbox"])) for one in theirs.imgToAnns[key]]
+        assert [(order[thing.index], thing.box) for thing in ours.things] == boxes
+    assert found.classes(["dog", "cat"], None) == {0: 1, 1: 0}
+
+
+def test_photos_that_lay_elsewhere_when_they_were_labelled(tmp_path: Path) -> None:
+    """Only their last names count, in the file's own folders."""
+    top = coco()
+    for one in top["images"]:
+        one["file_name"] = f"/home/somebody/photos/{one['file_name']}"
+    check_coco(find_data_set(write_coco(tmp_path / "x.json", top, tmp_path / "images")))
 
 
 def test_a_photo_of_another_size_than_its_annotations_is_refused(tmp_path: Path) -> None:
@@ -131,10 +173,13 @@ Change = Callable[[dict[str, Any]], object]
         (lambda top: top["categories"].append({"id": 1, "name": "x"}), "[2].id: 1 is there twice"),
         (lambda top: top["categories"].append({"id": 2, "name": 5}), "[2].name: 5 is no text"),
         (lambda top: top["images"].append(5), "images[2]: not an object"),
-        (lambda top: top["images"][0].update(id="9"), "images[0].id: '9' is not a whole number"),
-        (lambda top: top["images"][0].update(id=True), "images[0].id: True is not a whole"),
+        (lambda top: top["images"][0].update(id=""), "images[0].id: '' is no whole number or"),
+        (lambda top: top["images"][0].update(id=9.5), "images[0].id: 9.5 is no whole number or"),
+        (lambda top: top["images"][0].update(id="3"), "images[1].id: 3 is there twice"),
+        (lambda top: top["images"][0].update(id=True), "images[0].id: True is no whole"),
+        (lambda top: top["annotations"][0].update(category_id="dog"), "id: 'dog' is no category"),
         (lambda top: top["images"][0].update(id=3), "images[1].id: 3 is there twice"),
-        (lambda top: top["images"][0].update(file_name="../b.jpg"), "is no path below"),
+        (lambda top: top["images"][0].update(file_name="../x.jpg"), "is no path below"),
         (lambda top: top["images"][0].update(file_name="/etc/passwd"), "is no path below"),
         (lambda top: top["images"][0].update(file_name=5), "file_name: 5 is no path"),
         (lambda top: top["images"][0].update(file_name="\0"), "is no path below"),
@@ -240,11 +285,20 @@ def test_folders_without_a_yaml_file_have_the_models_numbers(tmp_path: Path) -> 
         found.classes(["a", "b"], None)
 
 
+def test_yolo_as_ultralytics_reads_it(tmp_path: Path) -> None:
+    """Classes that only a number tells of, floats for numbers, and a row that is there twice."""
+    file = yolo(tmp_path, "val: images/val\nnc: 4\n", "3.0 0.5 0.5 1 1\n" * 2 + "0 0.5 0.5 1 1\n")
+    found = find_data_set(file)
+    assert [thing.index for thing in found.photos[1].things] == [3, 0]
+    assert found.classes(["a", "b", "c", "d"], None) == {0: 0, 3: 3}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("names: [a]\n", "no split 'val'"),
         ("val: images/val\n", "names: None is no list of classes"),
+        ("val: images/val\nnames: 'cat, dog'\n", "names: 'cat, dog' is no list of classes"),
         ("val: images/val\nnames: {0: a, 2: b}\n", "is no list of classes"),
         ("val: images/val\nnames: {0: [a]}\n", "is no list of classes"),
         ("val: images/val\nnc: 3\nnames: [a, b]\n", "nc: '3', but 2 names"),
@@ -272,6 +326,7 @@ def test_mistakes_in_a_yaml_file(tmp_path: Path, text: str, message: str) -> Non
     [
         ("2 0.5 0.5 1 1", "'2' is no number of a class"),
         ("-1 0.5 0.5 1 1", "'-1' is no number of a class"),
+        ("0.5 0.5 0.5 1 1", "'0.5' is no number of a class"),
         ("cat 0.5 0.5 1 1", "'cat' is no number of a class"),
         ("0 0.5 0.5 1 x", "is not a class and numbers"),
         ("0 0.5 0.5 1 nan", "has numbers that are not from 0 to 1"),
