@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ KEYS = (
     *("categories", "category_names", "id2label", "label2id", "idx_to_class", "class_to_idx"),
     *("label_map", "labelmap", "class_map", "class_list", "label_list", "labels_list", "classlist"),
     *("class_indices", "index_to_class", "idx2label", "idx2class", "target_names", "output_labels"),
+    *("class_index", "imagenet_class_index", "display_names", "displaynames"),
+    *("labels_map", "index_to_name", "ind_to_class"),
 )
 """What a list of classes is called, as `key_of` has it."""
 
@@ -46,12 +48,15 @@ _FILES = (
     *("labels.txt", "classes.txt", "imagenet_classes.txt", "label.txt", "names.txt"),
     *("class_names.txt", "label_map.txt", "labelmap.txt", "label_list.txt", "categories.txt"),
     *("labels.json", "label.json", "classes.json", "class_names.json", "class_indices.json"),
+    *("imagenet_class_index.json", "class_index.json", "labels_map.json", "index_to_name.json"),
     *("label_map.json", "labelmap.json", "id2label.json", "class_to_idx.json", "names.json"),
     *("label_map.pbtxt", "labelmap.pbtxt", "labels.yaml", "classes.yaml", "data.yaml"),
     *("labels.csv", "classes.csv", "metadata.json", "metadata.yaml"),
 )
 TEXTS = (".txt", ".names", ".labels")
 """How files end that have a name on each line."""
+FORMS = (".json", ".yaml", ".yml", ".pbtxt", ".csv")
+"""How files end that are no list of lines."""
 _OF_MODEL = ("{}.txt", "{}_labels.txt", "{}-labels.txt", "{}.labels", "{}.names", "{}.json")
 
 
@@ -103,18 +108,67 @@ def names_in(text: str) -> tuple[str, ...]:
 
 def names_of(value: Any) -> tuple[str, ...]:
     """As `names_in`, of a list or table that was read."""
+    if isinstance(value, list | tuple) and value and all(map(_is_pair, value)):
+        value = dict(map(_turned, value))  # [[0, "cat"]] or [["cat", 0]]
     if isinstance(value, dict):
-        # {"0": "cat"} or {0: "cat"}; or {"cat": 0}
-        if all(type(one) is int for one in value.values()):
-            value = {number: name for name, number in value.items()}
-        keys = {str(key): name for key, name in value.items()}
-        value = [keys.get(str(number)) for number in range(len(keys))]
+        value = _names_of_table(value)
     if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
         value = _names_of_entries(value)
     if not isinstance(value, list | tuple) or not 1 < len(value) <= _MOST_CLASSES:
         return ()
     labels = tuple(map(label_of, value))
     return labels if all(labels) and not all(isinstance(one, int) for one in value) else ()
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, list | tuple) and {type(one) for one in value} == {int, str}
+
+
+def _turned(pair: Sequence[Any]) -> tuple[Any, Any]:
+    return (pair[0], pair[1]) if isinstance(pair[0], int) else (pair[1], pair[0])
+
+
+def _names_of_table(table: dict[Any, Any]) -> list[Any] | None:
+    """By numbers from 0 or from 1, which are keys, ends of keys, or values: {"0": "cat"},
+    {"LABEL_0": "cat"}, {"cat": 0}; None without such numbers.
+
+    What is numbered may have a name, as in {"0": {"name": "cat"}}, or end in it, as Keras'
+    {"0": ["n02123045", "tabby"]}; what is named may have a number.
+    """
+    keys, values = list(table), list(table.values())
+    ends = [re.fullmatch(r"(.*?)(\d{1,6})", str(key)) for key in keys]
+    are_alike = all(ends) and len({match[1] for match in ends if match}) == 1
+    ways = [(keys, values), (values, keys)]
+    if all(type(one) is int for one in values):  # names may be numbers, as digits are
+        ways.reverse()
+    if are_alike:
+        ways.append(([match[2] for match in ends if match], values))
+    return next(filter(None, (_by_number(*way) for way in ways)), None)
+
+
+def _by_number(numbers: Sequence[Any], names: Sequence[Any]) -> list[Any] | None:
+    known = [number for one in numbers if (number := _number_of(one)) is not None]
+    first = min(known, default=-1)
+    if first not in (0, 1) or sorted(known) != [*range(first, first + len(numbers))]:
+        return None
+    return [_name_of(name) for _, name in sorted(zip(known, names, strict=True), key=_first)]
+
+
+def _first(pair: tuple[int, Any]) -> int:
+    return pair[0]
+
+
+def _number_of(value: Any) -> int | None:
+    if isinstance(value, dict):
+        value = next((value[key] for key in _NUMBERED if key in value), None)
+    text = str(value) if type(value) is int or isinstance(value, str) else ""
+    return int(text) if re.fullmatch(r"\d{1,6}", text) else None
+
+
+def _name_of(value: Any) -> Any:
+    if isinstance(value, dict):
+        return next((value[key] for key in _NAMED if key in value), None)
+    return value[-1] if isinstance(value, list) and value else value
 
 
 def _names_of_entries(entries: list[dict[str, Any]]) -> list[Any] | None:
@@ -175,7 +229,7 @@ def names_in_file(file: Path, *, is_list: bool = True) -> tuple[str, ...] | None
     text = read_text(file).removeprefix("\ufeff")
     suffix = file.suffix.lower()
     if suffix == ".json" or text.lstrip()[:1] in ("[", "{"):
-        value = value_in(text.strip())
+        value = _of_lines(text) or value_in(text.strip())
         return (names_of(value) if is_list else ()) or _in_tables(value) or None
     if suffix in (".yaml", ".yml"):
         return _in_tables(_read_yaml(file)) or None
@@ -190,15 +244,29 @@ def names_in_file(file: Path, *, is_list: bool = True) -> tuple[str, ...] | None
     return tuple(bare) if bare != lines else None
 
 
+def _of_lines(text: str) -> list[Any] | None:
+    """The values in JSON of each line; None for another text."""
+    lines = text_lines(text.strip())
+    try:
+        return [json.loads(line) for line in lines] if len(lines) > 1 else None
+    except (ValueError, RecursionError):
+        return None
+
+
 def try_names_in_file(file: Path) -> tuple[str, ...] | None:
     """As `names_in_file`, of a file that nobody named; None, too, for one that cannot be read."""
     try:
-        return names_in_file(file, is_list=key_of(file.stem) in KEYS)
+        return names_in_file(file, is_list=is_called_so(file))
     except EdgepackError:
         return None
 
 
-def _in_tables(value: Any, depth: int = 3) -> tuple[str, ...]:
+def is_called_so(file: Path) -> bool:
+    """Whether a file is called as one that lists classes, and nothing else."""
+    return key_of(file.stem) in KEYS
+
+
+def _in_tables(value: Any, depth: int = 5) -> tuple[str, ...]:
     """The names that are listed somewhere in a table, by a key that says so."""
     if not isinstance(value, dict) or not depth:
         return ()

@@ -23,7 +23,14 @@ from edgepack.base.paths import OutsideError, inside, is_outside_allowed, outsid
 from edgepack.base.schemas import SCHEMA_OF, is_schema, schema_text
 from edgepack.base.tables import to_toml
 from edgepack.base.text import one_line
-from edgepack.flow.class_names import TEXTS, files_beside, names_in_file, try_names_in_file
+from edgepack.flow.class_names import (
+    FORMS,
+    TEXTS,
+    files_beside,
+    is_called_so,
+    names_in_file,
+    try_names_in_file,
+)
 from edgepack.flow.exporters import Known, read_exporter
 from edgepack.flow.project import (
     PROJECT_FILE,
@@ -222,7 +229,7 @@ def draft_project(
         path=out,
         text=_text(lines, shapes, (*_known_states(loaded), *states, *asked), table, after),
         lines=(*lines, *shapes, *states, *table, *after),
-        open=tuple(questions),
+        open=(*questions, *_passed_over(loaded, found)),
         labels=made,
         model=whole,
         preprocess=spec,
@@ -422,6 +429,11 @@ def _labels(
     classes = _classes(model)
     if given is not None:
         listed = names_in_file(given)
+        if listed is None and given.suffix.lower() in FORMS:
+            raise ConfigError(
+                f"{given}: no list of classes found in it",
+                hint="a name on each line, in the order of the output, or in JSON a list of names",
+            )
         count = len(listed or read_labels(given))
         if classes is not None and count != classes:
             raise ConfigError(
@@ -454,6 +466,20 @@ def _labels_beside(
             why = f"{classes} lines, as many as classes"
             return Line("labels", relative_to(file, out), why), None
     return None
+
+
+def _passed_over(model: LoadedModel, labels: Line | None) -> list[str]:
+    """A question for a file that is called as one of labels, but is not taken for the model's."""
+    classes = _classes(model)
+    if labels is not None or classes is None:
+        return []
+    file = next(filter(is_called_so, files_beside(model.path)), None)
+    if file is None:
+        return []
+    listed = try_names_in_file(file)
+    count = len(listed) if listed else _lines_of(file) if file.suffix in TEXTS else 0
+    what = f"lists {count}" if count else "lists none in a form that is known"
+    return [f"what are the {classes} classes called? {file.name} {what} (see --labels)"]
 
 
 def _lines_of(file: Path) -> int:

@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -396,6 +397,22 @@ _PBTXT = "".join(f'item {{ id: {i} name: "{label}" }}\n' for i, label in enumera
         ("data.yaml", "nc: 10\nnames:\n" + "".join(f"- {label}\n" for label in LABELS)),
         ("labels.csv", "id,name\n" + "".join(f"{i},{x}\n" for i, x in enumerate(LABELS))),
         ("label_map.pbtxt", _PBTXT),
+        # Keras and torchserve have ImageNet's own names of classes, too.
+        (
+            "imagenet_class_index.json",
+            json.dumps({str(i): [f"n{i:08}", label] for i, label in enumerate(LABELS)}),
+        ),
+        ("labels.json", json.dumps({str(i): {"name": x} for i, x in enumerate(LABELS)})),
+        ("labels.json", json.dumps({x: {"id": i} for i, x in enumerate(LABELS)})),
+        ("labels.json", json.dumps({x: str(i) for i, x in enumerate(LABELS)})),
+        ("labels.json", json.dumps({str(i): {"id": i, "name": x} for i, x in enumerate(LABELS)})),
+        ("labels.json", json.dumps([[i, x] for i, x in enumerate(LABELS)])),
+        ("labels.json", json.dumps([[x, i] for i, x in enumerate(LABELS)])),
+        ("labels.json", json.dumps({str(i): x for i, x in enumerate(LABELS, 1)})),
+        ("labels.json", json.dumps({f"LABEL_{i}": x for i, x in reversed([*enumerate(LABELS)])})),
+        ("labels.json", "".join(f'{{"id": {i}, "name": "{x}"}}\n' for i, x in enumerate(LABELS))),
+        ("labels.json", "".join(f'"{x}"\n' for x in LABELS)),
+        ("metadata.json", json.dumps({"model": {"outputs": {"of": {"displayNames": LABELS}}}})),
     ],
 )
 @pytest.mark.parametrize("given", [False, True])
@@ -430,6 +447,45 @@ def test_files_beside_that_list_no_labels(tmp_path: Path, file: str, text: str) 
     (tmp_path / file).write_text(text)
     _, project = drafted(model(tmp_path / "m.onnx", {"x": IMAGE}))
     assert project.labels is None
+
+
+@pytest.mark.parametrize("turn", [int, lambda i: str(9 - i)])
+def test_digits_are_names(tmp_path: Path, turn: Callable[[int], int | str]) -> None:
+    """As folders of digits give them to torchvision and Keras."""
+    table = {str(i): turn(i) for i in range(10)}
+    (tmp_path / "class_to_idx.json").write_text(json.dumps(table))
+    _, project = drafted(model(tmp_path / "m.onnx", {"x": IMAGE}))
+    assert project.labels is not None
+    assert read_labels(project.labels) == tuple(str(turn(i)) for i in range(10))
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "due"),
+    [
+        ("labels.json", json.dumps(LABELS[:9]), "labels.json lists 9"),
+        ("classes.txt", "line\n" * 9, "classes.txt lists 9"),
+        ("labels.json", json.dumps({"a": {"of": [1]}}), "none in a form that is known"),
+        (
+            "labels.json",
+            json.dumps({str(2 * i): x for i, x in enumerate(LABELS)}),
+            "none in a form",
+        ),
+        ("labels.json", json.dumps([[i // 2, x] for i, x in enumerate(LABELS)]), "lists 5"),
+        ("metadata.json", json.dumps(LABELS[:9]), ""),
+    ],
+)
+def test_labels_that_are_not_taken_are_asked_about(
+    tmp_path: Path, file: str, text: str, due: str
+) -> None:
+    path = model(tmp_path / "m.onnx", {"x": IMAGE})
+    (tmp_path / file).write_text(text)
+    draft, _ = drafted(path)
+    found = [question for question in draft.open if "classes called?" in question]
+    assert len(found) == bool(due)
+    assert all(due in question for question in found)
+    if "none in" in due:
+        with pytest.raises(ConfigError, match="no list of classes found in it"):
+            draft_project(path, tmp_path / "b.toml", labels=tmp_path / file)
 
 
 def test_mean_and_std_in_a_table(tmp_path: Path) -> None:
