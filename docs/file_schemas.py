@@ -128,9 +128,15 @@ class _Schema:
     ) -> None:
         self._samples = samples
         self._partial = partial  # a table of which any key may be left out
+        self._known: dict[str, dict[str, Any]] = {}
 
     def table(self, path: str) -> dict[str, Any]:
         """Of the table at `path`, and of those in it."""
+        if path not in self._known:  # each sample asks for it
+            self._known[path] = self._made(path)
+        return self._known[path]
+
+    def _made(self, path: str) -> dict[str, Any]:
         visits = [own for sample in self._samples if (own := [t for t in sample if t.path == path])]
         tag = _tag(visits)
         if tag is None:
