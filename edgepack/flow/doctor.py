@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from edgepack.base import tools
 from edgepack.base.errors import EdgepackError
@@ -129,14 +131,19 @@ def _compiler(kind: str, board: Board, *, required: bool) -> Check:
     )
 
 
+@functools.cache  # boards ask for the same programs
+def _version_of(program: Path, flag: str) -> str | None:
+    result = run([program, flag], check=False)
+    found = re.search(r"\d+\.\d+[\w.]*", result.stdout + result.stderr)
+    return found.group() if found else None
+
+
 def _program(names: Sequence[str], purpose: str, flag: str | None) -> Check:
     """The first of `names` that is here; `flag` makes it print its version."""
     path = tools.look_for(*names)
     version = str(path) if path else None
     if path is not None and flag is not None:
-        result = run([path, flag], check=False)
-        found = re.search(r"\d+\.\d+[\w.]*", result.stdout + result.stderr)
-        version = found.group() if found else version
+        version = _version_of(path, flag) or version
     return Check(
         tool=names[0],
         purpose=purpose,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.metadata
 import itertools
 import shutil
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -129,14 +129,18 @@ def test_the_key_has_every_package_that_the_compiler_imports() -> None:
     }
 
 
-def imports_of(source: Path) -> Iterator[str]:
+@functools.cache
+def imports_of(source: Path) -> frozenset[str]:
+    found: set[str] = set()
     for node in ast.walk(ast.parse(source.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+            found.update((node.module, *(f"{node.module}.{alias.name}" for alias in node.names)))
+    return frozenset(found)
 
 
+@functools.cache
 def imported_by_the_compiler() -> list[Path]:
     """All modules of this package that compiling a loaded model may run."""
     left = list((PACKAGE / "compiler").rglob("*.py"))
