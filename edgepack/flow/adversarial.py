@@ -7,7 +7,7 @@ not show.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from edgepack.base.apart import Apart, CrashError
 from edgepack.boards import Board
 from edgepack.compiler import CompiledModel
 from edgepack.compiler.backend.run import run_plan
+from edgepack.flow.positions import position_ranges
 from edgepack.flow.reference import (
     Reference,
     ReferenceRunError,
@@ -26,8 +27,7 @@ from edgepack.flow.reference import (
     reference_outputs,
 )
 from edgepack.frontend.float16 import widen
-from edgepack.model import LoadedModel, TensorInfo, dtype_name, infer_shapes, tensor_info
-from edgepack.model.index import GraphIndex
+from edgepack.model import LoadedModel, dtype_name
 from edgepack.model.meanings import as_meant, choices_of_nan
 from edgepack.native.emulate import EmulationError, run_emulated
 
@@ -41,25 +41,6 @@ BOUNDS, PAST = "positions at their bounds", "positions one past their bounds"
 RECORDED: tuple[str, ...] = (NAN, INFINITY)
 # What a depth camera gives where it sees nothing.
 _HOT = 65535.0
-# Operators, the place of the input that holds positions, and the axis that these are along: of the
-# input at place 0, by an attribute with a default, or a number. A length may be the whole axis.
-_POSITIONS: Mapping[str, tuple[int, str | int, int]] = {
-    "Gather": (1, "axis", 0),
-    "GatherElements": (1, "axis", 0),
-    "ScatterElements": (1, "axis", 0),
-    "GatherND": (1, 0, 0),
-    "ScatterND": (1, 0, 0),
-}
-_LENGTHS: Mapping[str, tuple[int, str | int, int]] = {
-    "ReverseSequence": (1, "time_axis", 0),
-    "LSTM": (4, 0, 0),
-    "GRU": (4, 0, 0),
-    "RNN": (4, 0, 0),
-}
-# What integers pass through unchanged.
-_SAME = frozenset(
-    ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Cast", "Expand")
-)
 
 
 def odd_cases(model: LoadedModel, golden: Sequence[Array]) -> dict[str, list[Array]]:
@@ -111,14 +92,14 @@ def _limits(array: Array) -> Array:
 
 def _position_cases(model: LoadedModel, golden: Sequence[Array]) -> dict[str, list[Array]]:
     """Inputs that are positions or lengths by their use, at their bounds and one past them."""
-    known = {info.name: _range_of(model, info) for info in model.inputs}
-    if not any(known.values()):
+    known = position_ranges(model)
+    if not known:
         return {}
 
     def filled(past: int) -> list[Array]:
         made = []
         for info, array in zip(model.inputs, golden, strict=True):
-            if (bounds := known[info.name]) is None or not array.size:
+            if (bounds := known.get(info.name)) is None or not array.size:
                 made.append(array)
                 continue
             low, high = bounds[0] - past, bounds[1] + past
@@ -129,43 +110,6 @@ def _position_cases(model: LoadedModel, golden: Sequence[Array]) -> dict[str, li
         return made
 
     return {BOUNDS: filled(0), PAST: filled(1)}
-
-
-def _range_of(model: LoadedModel, info: TensorInfo) -> tuple[int, int] | None:
-    """The least and the largest position that an input may hold; None if it holds none."""
-    if np.dtype(info.dtype).kind not in "iu" or np.dtype(info.dtype).itemsize < 4:
-        return None
-    graph = infer_shapes(model.proto).graph
-    shapes = {name: tensor_info(value).shape for name, value in GraphIndex(graph).infos.items()}
-    shapes |= {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
-    found = list(_ranges(model, info.name, shapes))
-    if not found:
-        return None
-    return max(low for low, _ in found), min(high for _, high in found)
-
-
-def _ranges(
-    model: LoadedModel, name: str, shapes: Mapping[str, Sequence[Any]]
-) -> Iterator[tuple[int, int]]:
-    """The ranges of what an input's values are used for."""
-    names = {name}
-    for node in model.proto.graph.node:
-        if node.op_type in _SAME and node.input and node.input[0] in names:
-            names.update(node.output)
-        for table, is_length in ((_POSITIONS, False), (_LENGTHS, True)):
-            place, axis, default = table.get(node.op_type, (0, 0, 0))
-            if not place or len(node.input) <= place or node.input[place] not in names:
-                continue
-            if isinstance(axis, str):
-                axis = next((a.i for a in node.attribute if a.name == axis), default)
-            shape = shapes.get(node.input[0], ())
-            if not -len(shape) <= axis < len(shape) or not isinstance(shape[axis], int):
-                continue
-            size = int(shape[axis])
-            if is_length:
-                yield 1, size
-            else:
-                yield -size, size - 1
 
 
 def kinds(array: Array) -> Array:

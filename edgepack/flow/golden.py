@@ -7,6 +7,7 @@ over, or the same for every input, is refused.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ Array = npt.NDArray[Any]
 _KEY = "golden_input"
 # Of a file's header: numpy writes some hundred bytes.
 _MOST_DIMENSIONS = 32
+_MOST_SHOWN = 4  # inputs
 
 
 class GoldenInputError(ConfigError):
@@ -118,12 +120,32 @@ def check_golden(
 
 
 def _senseless(model: LoadedModel, given: str, why: str) -> SenselessGoldenError:
-    shapes = ", ".join(f"{info.name} {info.dtype} {info.shape}" for info in model.given)
+    photo = "golden_image for a photo, or " if any(map(_may_be_photo, model.given)) else ""
+    tensors = f"{_KEY} for other tensors"
+    if len(model.given) <= _MOST_SHOWN:
+        saved = "; ".join(map(_saved, model.given))
+        named = " ".join(f"--golden-input {_file_of(info)}" for info in model.given)
+        tensors = f"in Python {saved}, and then {named} (in a project {_KEY})"
     return SenselessGoldenError(
         f"{model.path}: a test with {given} would tell nothing: by the reference, {why}",
-        hint="give a real input, for which the model says something: golden_image for a photo, or "
-        f'{_KEY} = ["input.npy", ...] (--golden-input FILE) for sound, text and tables ({shapes}); '
+        hint=f"give a real input, for which the model says something: {photo}{tensors}; "
         "--no-verify makes the bundle anyway",
+    )
+
+
+def _may_be_photo(info: TensorInfo) -> bool:
+    return len(info.shape) == 4
+
+
+def _file_of(info: TensorInfo) -> str:
+    """A file's name for an input, which needs no quotes."""
+    return re.sub(r"[^A-Za-z0-9]+", "_", info.name).strip("_")[:40] + ".npy"
+
+
+def _saved(info: TensorInfo) -> str:
+    return (
+        f"numpy.save({_file_of(info)!r}, numpy.asarray(YOURS, {info.dtype!r})"
+        f".reshape({info.shape}))"
     )
 
 

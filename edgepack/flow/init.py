@@ -267,7 +267,9 @@ def _read_whole(spec: ModelSpec, *, is_guess: bool) -> LoadedModel | None:
 def _rows_or_else(inputs: Sequence[TensorInfo], shapes: Sequence[Line]) -> str:
     chosen = {line.key: tuple(line.value) for line in shapes}
     known = [dataclasses.replace(info, shape=chosen.get(info.name, info.shape)) for info in inputs]
-    return "rows" if takes_rows(known) else ""
+    # A length that is a guess is a sequence's; a table knows its columns.
+    is_guess = any(line.guessed for line in shapes)
+    return "rows" if takes_rows(known) and not is_guess else ""
 
 
 def _name(model: Path) -> Line:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from edgepack.base.errors import ConfigError, MismatchError, ModelError
 from edgepack.bundle.bundle import ExpectedClass, Golden
 from edgepack.flow.golden import read_tensors
+from edgepack.flow.positions import position_ranges
 from edgepack.model import LoadedModel, TensorInfo, batch_of
 from edgepack.model.meanings import as_meant
 from edgepack.model.session import cpu_session, may_saturate, without_saturation
@@ -345,7 +346,7 @@ def golden_inputs(
 ) -> list[Array]:
     """The inputs of `make_golden`, which raises the same."""
     random = np.random.RandomState(seed)  # its stream is the same in every version of numpy
-    inputs = [random_input(info, random) for info in model.inputs]
+    inputs = random_inputs(model, random)
     if image is not None or files:
         # As on the device for a first photo: what is seen in it may hang on the states.
         given = read_tensors(model, files) if files else {}
@@ -382,19 +383,30 @@ def _start(model: LoadedModel, name: str, like: Array) -> Array:
     return start
 
 
-def random_input(info: TensorInfo, random: np.random.RandomState) -> Array:
+def random_inputs(model: LoadedModel, random: np.random.RandomState) -> list[Array]:
+    """Random values for each input; those that are positions in a table, such as the numbers of
+    words, are any of its positions."""
+    ranges = position_ranges(model)
+    return [random_input(info, random, ranges.get(info.name)) for info in model.inputs]
+
+
+def random_input(
+    info: TensorInfo, random: np.random.RandomState, limits: tuple[int, int] | None = None
+) -> Array:
     """Random values for an input: normal for floats, any value for 8-bit integers.
 
-    Other integers are 0 or 1, which are valid as index, length and mask alike.
+    Other integers are 0 or 1, which are valid as index, length and mask alike, if they have no
+    other `limits`, of which no position is below 0.
     """
     shape = tuple(size for size in info.shape if isinstance(size, int))
     dtype = np.dtype(info.dtype)
     if dtype.kind == "f":
         return random.standard_normal(shape).astype(dtype)
     if dtype.itemsize == 1 and dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        return random.randint(limits.min, limits.max + 1, shape).astype(dtype)
-    return random.randint(0, 2, shape).astype(dtype)
+        of_type = np.iinfo(dtype)
+        return random.randint(of_type.min, of_type.max + 1, shape).astype(dtype)
+    low, high = (max(limits[0], 0), limits[1]) if limits else (0, 1)
+    return random.randint(low, max(low, high) + 1, shape).astype(dtype)
 
 
 def _expected(

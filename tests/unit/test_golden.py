@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -120,14 +122,57 @@ _STATE = np.arange(2, dtype="float32")
     ],
 )
 def test_what_tells_nothing_is_refused(
-    y: np.ndarray, others: list[np.ndarray], why: str, model: LoadedModel
+    y: np.ndarray,
+    others: list[np.ndarray],
+    why: str,
+    model: LoadedModel,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whatever the states become, which every input changes."""
+    """Whatever the states become, which every input changes. The hint can be copied."""
     found = [[other, _STATE + i + 1] for i, other in enumerate(others)]
     with pytest.raises(SenselessGoldenError, match=why) as caught:
         check_golden(model, [y, _STATE], found, given="random inputs", kept=["h_next"])
-    assert "golden_input" in str(caught.value.hint)
-    assert "x float32 (1, 4)" in str(caught.value.hint)
+    hint = str(caught.value.hint)
+    ((python, option),) = re.findall(r"in Python (.*), and then --golden-input (\S+) ", hint)
+    monkeypatch.chdir(model.path.parent)
+    exec(python, {"numpy": np, "YOURS": [5, 6, 7, 8]})
+    (read,) = read_tensors(model, [Path(option)]).values()
+    np.testing.assert_array_equal(read, [[5, 6, 7, 8]])
+
+
+def test_what_may_be_a_photo_and_many_inputs_are_named_by_keys(tmp_path: Path) -> None:
+    b = Builder()
+    names = [f"x{number}" for number in range(5)]
+    b.op("Sum", *names, outputs=["y"])
+    many = _loaded(tmp_path, b, {name: [1, 4] for name in names}, states=False)
+    with pytest.raises(SenselessGoldenError) as caught:
+        check_golden(many, [_Y * 0], [], given="random inputs")
+    assert ": golden_input for other tensors; " in str(caught.value.hint)
+    b = Builder()
+    b.op("Flatten", "photo", outputs=["y"])
+    photo = _loaded(tmp_path, b, {"photo": [1, 1, 2, 2]}, states=False)
+    with pytest.raises(SenselessGoldenError) as caught:
+        check_golden(photo, [_Y * 0], [], given="random inputs")
+    assert ": golden_image for a photo, or in Python " in str(caught.value.hint)
+
+
+def test_numbers_of_words_are_any_of_the_table(tmp_path: Path) -> None:
+    """A model may pass over the first of them, which stand for nothing; each must be in the table,
+    or onnxruntime refuses it."""
+    b = Builder()
+    table = b.const(np.arange(400, dtype=np.float32).reshape(100, 4))
+    words = b.op("Gather", table, b.op("Cast", "words", to=onnx.TensorProto.INT32))
+    masked = b.op("Mul", words, b.op("Unsqueeze", b.op("Cast", "mask", to=1), b.const([2])))
+    b.op("ReduceSum", masked, b.const([1]), outputs=["y"], keepdims=0)
+    inputs: dict[str, Sequence[int | str | None]] = {"words": [1, 64], "mask": [1, 64]}
+    types = dict.fromkeys(inputs, onnx.TensorProto.INT64)
+    path = b.save(tmp_path / "m.onnx", inputs, {"y": [1, 4]}, types)
+    golden = make_golden(read_model(ModelSpec(path=path)))
+    found, mask = golden.inputs
+    assert len(np.unique(found)) > 30
+    assert set(np.unique(mask)) == {0, 1}
+    rows = np.arange(400).reshape(100, 4)[found[0]] * mask[0][:, None]
+    np.testing.assert_allclose(golden.outputs[0], rows.sum(0, keepdims=True))
 
 
 @pytest.mark.parametrize(

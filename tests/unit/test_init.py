@@ -684,6 +684,9 @@ def test_inputs_that_are_no_photos(tmp_path: Path) -> None:
     assert "tokens = [1, 8, 8, 2]  # a guess: nothing tells axis 1\n" in draft.text
     assert project.shapes == {"tokens": (1, 8, 8, 2)}
     assert draft.open == ("what shape has 'tokens'? (see [shapes])",)
+    (tmp_path / "edgepack.toml").unlink()
+    words = model(tmp_path / "words.onnx", {"words": (1, "length")}, dtype=TensorProto.INT64)
+    assert drafted(words)[0].takes == ""  # no row of a table, whose columns are known
     with pytest.raises(UsageError, match="no input for a photo"):
         draft_project(path, tmp_path / "b.toml", preset="timm")
 
