@@ -671,9 +671,10 @@ def _shapes(
     guess for what nothing tells."""
     chosen: dict[str, Sequence[int | str | None]] = {}
     sizes: dict[str, int] = {}
+    usual = some_shapes(model.proto.graph, {info.name: info.shape for info in model.inputs})
     for info in model.inputs:
         shape = list(info.shape)
-        if shape and not isinstance(shape[0], int):
+        if shape and not isinstance(shape[0], int) and usual[info.name][0] == 1:
             shape[0] = 1
         if picture is not None and size is not None and info.name == picture.name:
             layout = _layout(info)

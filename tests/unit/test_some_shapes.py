@@ -108,3 +108,47 @@ def test_sound_is_a_second_long(
     path = net.save(tmp_path / "m.onnx", {name: axes}, {"y": [None] * len(axes)})
     assert proposed(path) == {name: shape}
     runs(path, proposed(path))
+
+
+def test_features_are_found_behind_what_only_moves_axes(tmp_path: Path) -> None:
+    """A recurrent network of frames without a batch, which is put in; its states are of one."""
+    net = Builder()
+    scaled = net.op("Div", net.op("Sub", "x", net.const([0.5], "float32")), net.const([2.0], "f"))
+    batched = net.op("Unsqueeze", net.op("Identity", scaled), net.const([1]))
+    weights = [net.const(np.ones((1, 15, size), np.float32)) for size in (18, 5)]
+    net.op("GRU", batched, *weights, "", "", "h", outputs=["y"], hidden_size=5)
+    shapes = {"x": ["t", "f"], "h": [1, "n", 5]}
+    path = net.save(tmp_path / "m.onnx", shapes, {"y": [None, 1, 1, 5]})
+    assert proposed(path)["x"] == (8, 18)
+
+
+@pytest.mark.parametrize("order", [[0, 3, 1, 2], None])
+def test_channels_and_frames_are_found_behind_a_transposition(
+    tmp_path: Path, order: list[int] | None
+) -> None:
+    """An image with its channels last; frames of bands, whose first axis is no batch."""
+    net = Builder()
+    x = net.op("Unsqueeze", "x", net.const([0, 1])) if order is None else "x"
+    turned = net.op("Transpose", x, perm=order) if order else x
+    shape = (8, 5, 3, 3) if order else (8, 1, 3, 3)
+    net.op("Conv", turned, net.const(np.ones(shape, np.float32)), outputs=["y"])
+    axes = ["n", "h", "w", "c"] if order else ["t", "f"]
+    path = net.save(tmp_path / "m.onnx", {"x": axes}, {"y": [None] * 4})
+    found = proposed(path)
+    assert found == {"x": (1, 224, 224, 5) if order else (8, 8)}
+    runs(path, found)
+
+
+def test_means_say_how_many_columns_there_are(tmp_path: Path) -> None:
+    net = Builder()
+    net.op("Sub", "x", net.const(np.ones(13, np.float32)), outputs=["y"])
+    path = net.save(tmp_path / "m.onnx", {"x": ["n", "columns"]}, {"y": [None, None]})
+    assert proposed(path) == {"x": (1, 13)}
+    runs(path, proposed(path))
+
+
+def test_a_state_of_recurrent_layers_is_of_one_batch(tmp_path: Path) -> None:
+    net = Builder()
+    net.op("Abs", "h", outputs=["y"])
+    path = net.save(tmp_path / "m.onnx", {"h": [2, None, 128]}, {"y": [2, None, 128]})
+    assert proposed(path) == {"h": (2, 1, 128)}
