@@ -7,6 +7,7 @@ from pathlib import Path
 
 from edgepack.base.kept import keep
 from edgepack.base.paths import cache_dir
+from edgepack.base.process import run
 from edgepack.flow.sinks import fetch_mosquitto
 from edgepack.native.device_tool import source_key
 from edgepack.native.sinks import compile_sinks, fetch_sinks_sources
@@ -32,3 +33,26 @@ def fuzzers(*arguments: str) -> dict[str, Path]:
 
     keep(folder, make)
     return {"fuzz-sinks": folder / "fuzz-sinks"}
+
+
+@functools.cache
+def counted() -> tuple[Path, Path]:
+    """The program, linked with libc, and a library for LD_PRELOAD that counts in the file COUNT
+    how often memory is asked for."""
+    gcc = require_tool("gcc")
+    options = [
+        f"-DCMAKE_C_COMPILER={gcc}",
+        f"-DCMAKE_CXX_COMPILER={require_tool('g++')}",
+        "-DEDGEPACK_STATIC=OFF",
+    ]
+    source = Path(__file__).parent / "counting_malloc.c"
+    parts = {"options": options, "malloc": source.read_text()}
+    folder = cache_dir() / "sinks" / f"counted-{source_key(parts, tests=True, program='sinks')}"
+
+    def make(work: Path) -> None:
+        compile_sinks(work, fetch_sinks_sources(fetch_mosquitto), options)
+        words = [gcc, "-shared", "-fPIC", "-O1", source, "-o", work / "count.so"]
+        run(words, what="building the counting malloc")
+
+    keep(folder, make)
+    return folder / "edgepack-sinks", folder / "count.so"

@@ -18,6 +18,9 @@ namespace {
 /// memory.
 constexpr std::size_t kFewMembers = 12;
 
+/// Memory of a reader of lines that is more than so many times what a line needs is given back.
+constexpr std::size_t kMuchMore = 64;
+
 std::string_view Text(yyjson_val* value) { return {yyjson_get_str(value), yyjson_get_len(value)}; }
 
 bool IsInt(yyjson_val* value) {
@@ -255,6 +258,69 @@ void JsonDocument::Fail(const std::string& problem) const {
 }
 
 JsonObject JsonDocument::Root() const { return {this, yyjson_doc_get_root(value_.get()), ""}; }
+
+JsonValue::operator bool() const { return value_ != nullptr && !yyjson_is_null(value_); }
+
+bool JsonValue::IsObject() const { return yyjson_is_obj(value_); }
+
+bool JsonValue::IsList() const { return yyjson_is_arr(value_); }
+
+std::size_t JsonValue::size() const {
+  return IsObject() ? yyjson_obj_size(value_) : yyjson_arr_size(value_);
+}
+
+JsonValue JsonValue::operator[](std::string_view key) const {
+  return JsonValue(yyjson_obj_getn(value_, key.data(), key.size()));
+}
+
+std::optional<double> JsonValue::Number() const {
+  if (!yyjson_is_num(value_)) return std::nullopt;
+  return yyjson_get_num(value_);
+}
+
+std::optional<std::int64_t> JsonValue::Int() const {
+  if (!IsInt(value_)) return std::nullopt;
+  return yyjson_get_sint(value_);
+}
+
+std::optional<std::string_view> JsonValue::String() const {
+  if (!yyjson_is_str(value_)) return std::nullopt;
+  return Text(value_);
+}
+
+JsonValue JsonValue::First() const {
+  JsonValue first;
+  if (size() == 0) return first;
+  first.left_ = size() - 1;
+  first.in_object_ = IsObject();
+  first.value_ =
+      first.in_object_ ? unsafe_yyjson_get_first(value_) + 1 : unsafe_yyjson_get_first(value_);
+  return first;
+}
+
+JsonValue JsonValue::Next() const {
+  JsonValue next;
+  if (left_ == 0) return next;
+  next.left_ = left_ - 1;
+  next.in_object_ = in_object_;
+  next.value_ = unsafe_yyjson_get_next(value_) + (in_object_ ? 1 : 0);
+  return next;
+}
+
+JsonValue JsonLineReader::Read(std::string_view line) {
+  const std::size_t most = yyjson_read_max_memory_usage(line.size(), YYJSON_READ_NOFLAG);
+  // One very long line does not keep its memory.
+  if (memory_.size() < most || memory_.size() / kMuchMore > most) {
+    memory_.resize(most + most / 2);
+    memory_.shrink_to_fit();
+  }
+  yyjson_alc memory;
+  if (!yyjson_alc_pool_init(&memory, memory_.data(), memory_.size())) return {};
+  // Without the flag for it, the text is not written to. What is read lies in the memory alone.
+  yyjson_doc* const document = yyjson_read_opts(const_cast<char*>(line.data()), line.size(),
+                                                YYJSON_READ_NOFLAG, &memory, nullptr);
+  return JsonValue(yyjson_doc_get_root(document));
+}
 
 void JsonWriter::Separate() {
   if (!text_.empty() && text_.back() != '{' && text_.back() != '[' && text_.back() != ':') {

@@ -126,6 +126,51 @@ class JsonDocument {
   std::string hint_;
 };
 
+/// A value of a line of JSON. It takes no memory of its own; of what is absent, null or of another
+/// kind there is nothing.
+class JsonValue {
+ public:
+  JsonValue() = default;
+
+  /// Whether it is there, and not null.
+  explicit operator bool() const;
+  [[nodiscard]] bool IsObject() const;
+  [[nodiscard]] bool IsList() const;
+  /// Of a list or an object.
+  [[nodiscard]] std::size_t size() const;
+  /// A member of an object: the first, if there are several of one name.
+  JsonValue operator[](std::string_view key) const;
+  [[nodiscard]] std::optional<double> Number() const;
+  [[nodiscard]] std::optional<std::int64_t> Int() const;
+  [[nodiscard]] std::optional<std::string_view> String() const;
+  /// Calls `visit` with each element of a list, or each member of an object.
+  template <typename Visit>
+  void ForEach(const Visit& visit) const {
+    for (JsonValue at = First(); at.value_ != nullptr; at = at.Next()) visit(JsonValue(at.value_));
+  }
+
+ private:
+  friend class JsonLineReader;
+
+  explicit JsonValue(yyjson_val* value) : value_(value) {}
+  [[nodiscard]] JsonValue First() const;
+  [[nodiscard]] JsonValue Next() const;
+
+  yyjson_val* value_ = nullptr;
+  std::size_t left_ = 0;  ///< elements behind it
+  bool in_object_ = false;
+};
+
+/// Reads lines of JSON one after the other, in memory that stays.
+class JsonLineReader {
+ public:
+  /// The value on the line, which is there until the next call; nothing if it is no JSON.
+  JsonValue Read(std::string_view line);
+
+ private:
+  std::vector<char> memory_;
+};
+
 /// `text` with U+FFFD for each byte that is no UTF-8.
 std::string ToUtf8(std::string_view text);
 

@@ -20,6 +20,7 @@ from edgepack.boards import get_board
 from edgepack.flow.sinks import fetch_mosquitto
 from edgepack.native.sinks import build_sinks
 from tests.brokers import Subscriber, broker, password_file
+from tests.sinks_program import counted
 from tests.support import free_port
 
 pytestmark = pytest.mark.slow
@@ -193,6 +194,62 @@ def test_a_broker_gets_lines_and_keeps_what_the_device_is(program: Path, tmp_pat
             assert status.take(1) == [(True, "door/status", "online")]
             sinks.end()
             assert status.take(1)[0][2] == "offline"
+
+
+def test_a_line_like_those_before_takes_no_memory(tmp_path: Path) -> None:
+    """Two boxes that are tracked, with an answer each, through a counter with a line, two topics
+    and a rule: 400 lines after the first hundred ask glibc's malloc for next to nothing."""
+    program, counting = counted()
+    port, count = free_port(), tmp_path / "count"
+    counter = {"name": "gate", "class": "person", "score": 0.5, "for_s": 0.0, "is_foot": False}
+    config = {
+        "schema": 1,
+        "name": "counter",
+        "sinks": [
+            mqtt(
+                tmp_path,
+                port,
+                counters=["gate"],
+                counting={"topic": "door/count", "classes": ["person"], "score": 0.5},
+            )
+        ],
+        "counters": [{**counter, "line": [50, 0, 50, 100]}],
+        "when": [when(least=9)],
+    }
+    (tmp_path / "sinks.json").write_text(json.dumps(config))
+
+    def seen(number: int) -> bytes:
+        boxes = [
+            {
+                "label": "person",
+                "score": 0.9,
+                "box": [abs(number % 100 - 50) + 10 * track, 10, 60 + 10 * track, 90],
+                "track": track,
+                "answers": {"shirt": {"top": [{"label": "a shirt of many colours", "score": 0.7}]}},
+            }
+            for track in ((1, 2) if number % 3 else (1,))
+        ]
+        return json.dumps({"frame": number + 1000, "boxes": boxes}).encode() + b"\n"
+
+    with broker(tmp_path, port), Subscriber(port, "door/results") as results:
+        time.sleep(0.3)
+        with subprocess.Popen(
+            [program, tmp_path / "sinks.json"],
+            stdin=subprocess.PIPE,
+            env={**os.environ, "LD_PRELOAD": str(counting), "COUNT": str(count)},
+        ) as process:
+            assert process.stdin is not None
+            asked = []
+            for begin in range(0, 500, 100):
+                process.stdin.write(b"".join(map(seen, range(begin, begin + 100))))
+                process.stdin.flush()
+                assert numbers(results.take(100)) == list(range(begin + 1000, begin + 1100))
+                asked.append(int.from_bytes(count.read_bytes(), "little"))
+            process.stdin.close()
+            assert process.wait(timeout=20) == 0
+    assert asked[0] > 100
+    # What waits at a time varies, and with it the places that are kept for that.
+    assert asked[-1] - asked[0] < 40
 
 
 def test_the_last_will_says_that_it_is_gone(program: Path, tmp_path: Path) -> None:

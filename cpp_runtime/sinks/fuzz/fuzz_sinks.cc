@@ -56,7 +56,10 @@ void ReadFolder(std::string_view text) {
 }
 
 void CountLine(std::string_view text) {
-  const std::vector<Detection> detections = ReadDetections(text);
+  static DetectionReader reader;
+  const std::vector<Detection>* const read = reader.Read(text);
+  if (read == nullptr) return;
+  const std::vector<Detection>& detections = *read;
   CounterConfig config;
   config.name = "door";
   config.seen = "person";

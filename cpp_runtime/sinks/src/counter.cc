@@ -101,12 +101,12 @@ Counter::Counts Counter::counts() const {
   return counts_;
 }
 
-std::string Counter::Text() const {
+std::string Counter::Text(std::string memory) const {
   const Counts now = counts();
-  JsonWriter json;
+  JsonWriter json(std::move(memory));
   json.BeginObject().Key("in_view").Int(now.in_view).Key("seen").Int(now.seen);
   if (config_.line) json.Key("in").Int(now.in).Key("out").Int(now.out);
-  return json.EndObject().text();
+  return json.EndObject().Take();
 }
 
 std::string Counter::Metrics() const {

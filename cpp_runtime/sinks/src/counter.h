@@ -33,8 +33,8 @@ class Counter {
   [[nodiscard]] const CounterConfig& config() const { return config_; }
   /// From any thread.
   [[nodiscard]] Counts counts() const;
-  /// As JSON.
-  [[nodiscard]] std::string Text() const;
+  /// As JSON, in the memory of a text that is not needed any more.
+  [[nodiscard]] std::string Text(std::string memory) const;
   [[nodiscard]] std::string Metrics() const;
   /// How many crossed by the last line, for the thread that calls See().
   [[nodiscard]] std::int64_t crossed(Direction direction) const {

@@ -24,6 +24,7 @@
 #include "common/error.h"
 #include "config.h"
 #include "counter.h"
+#include "detections.h"
 #include "mqtt.h"
 #include "webhook.h"
 
@@ -133,17 +134,15 @@ class Distributor {
   }
 
   void Take(const std::string& line) {
-    std::vector<Detection> detections;
-    try {
-      detections = ReadDetections(line);
-    } catch (const Error&) {
+    const std::vector<Detection>* const detections = reader_.Read(line);
+    if (detections == nullptr) {
       ++odd_;
       return;
     }
     const double now = Monotonic();
-    for (const auto& counter : counters_) counter->See(now, detections);
-    for (const auto& sender : senders_) sender->Push(line, detections);
-    for (const auto& action : actions_) action->See(now, line, detections);
+    for (const auto& counter : counters_) counter->See(now, *detections);
+    for (const auto& sender : senders_) sender->Push(line, *detections);
+    for (const auto& action : actions_) action->See(now, line, *detections);
   }
 
   /// For /metrics of the app.
@@ -165,6 +164,7 @@ class Distributor {
   std::vector<std::unique_ptr<Sender>> senders_;
   std::vector<std::unique_ptr<Action>> actions_;
   Crew crew_;
+  DetectionReader reader_;
   std::array<char, 64U << 10U> block_ = {};
   std::string line_;
   bool too_long_ = false;

@@ -38,6 +38,9 @@ MqttSender::MqttSender(SinkConfig config, std::string bundle, std::vector<const 
       bundle_(std::move(bundle)),
       counters_(std::move(counters)),
       told_of_counters_(counters_.size()) {
+  for (const Counter* counter : counters_) {
+    counter_topics_.push_back(this->config().counters_topic + "/" + counter->config().name);
+  }
   if (!this->config().counting) return;
   for (const std::string& name : this->config().counting->classes) seen_[name] = 0;
 }
@@ -55,12 +58,12 @@ void MqttSender::See(const std::vector<Detection>& detections) {
   }
 }
 
-std::string MqttSender::CountsNow() {
+std::string MqttSender::CountsNow(std::string memory) {
   const std::lock_guard<std::mutex> guard(mutex_);
-  JsonWriter json;
+  JsonWriter json(std::move(memory));
   json.BeginObject();
   for (const auto& [name, count] : seen_) json.Key(name).Int(count);
-  return json.EndObject().text();
+  return json.EndObject().Take();
 }
 
 void MqttSender::Run() {
@@ -82,7 +85,6 @@ std::string MqttSender::Begin() {
   answer_ = -1;
   gone_ = 0;
   flying_.clear();
-  arrived_.clear();
   told_.clear();
   for (std::string& told : told_of_counters_) told.clear();
   mosquitto* const client = client_.get();
@@ -90,8 +92,12 @@ std::string MqttSender::Begin() {
   mosquitto_connect_callback_set(client, [](mosquitto*, void* self, int answer) {
     static_cast<MqttSender*>(self)->answer_ = answer;
   });
+  // Also of what the broker keeps, which is none of these.
   mosquitto_publish_callback_set(client, [](mosquitto*, void* self, int id) {
-    static_cast<MqttSender*>(self)->arrived_.insert(id);
+    Ring<Flying>& flying = static_cast<MqttSender*>(self)->flying_;
+    for (std::size_t i = 0; i < flying.size(); ++i) {
+      if (flying[i].id == id) flying[i].arrived = true;
+    }
   });
   if (mosquitto_will_set(client, config().status_topic.c_str(), 7, kOffline, 1, true) != 0) {
     return "status_topic cannot be used";
@@ -168,37 +174,36 @@ void MqttSender::Greet() {
   }
 }
 
-void MqttSender::Tell(const std::string& topic, std::string now, std::string* told) {
-  if (now != *told && Keep(topic, now)) *told = std::move(now);
+void MqttSender::Tell(const std::string& topic, std::string* told) {
+  if (now_ != *told && Keep(topic, now_)) told->swap(now_);
 }
 
 void MqttSender::TellState() {
-  if (config().counting) Tell(config().counting->topic, CountsNow(), &told_);
+  if (config().counting) {
+    now_ = CountsNow(std::move(now_));
+    Tell(config().counting->topic, &told_);
+  }
   for (std::size_t i = 0; i < counters_.size(); ++i) {
-    Tell(config().counters_topic + "/" + counters_[i]->config().name, counters_[i]->Text(),
-         &told_of_counters_[i]);
+    now_ = counters_[i]->Text(std::move(now_));
+    Tell(counter_topics_[i], &told_of_counters_[i]);
   }
 }
 
 /// Sends lines as long as the broker has not too many to acknowledge. False if that failed.
 bool MqttSender::PublishMore() {
-  while (!flying_.empty() && arrived_.count(flying_.front()) != 0) {
-    arrived_.erase(flying_.front());
+  while (!flying_.empty() && flying_.front().arrived) {
     flying_.pop_front();
     spool().Acknowledge();
     CountSent();
     heard_ = Monotonic();
   }
-  if (flying_.empty()) {
-    arrived_.clear();  // of what the broker keeps
-    heard_ = Monotonic();
-  }
+  if (flying_.empty()) heard_ = Monotonic();
   while (flying_.size() < kMostFlying && spool().Next(&line_)) {
     int id = 0;
     const int failed = mosquitto_publish(client_.get(), &id, config().topic.c_str(),
                                          static_cast<int>(line_.size()), line_.data(), 1, false);
     if (failed != MOSQ_ERR_SUCCESS) return false;
-    flying_.push_back(id);
+    flying_.Add() = {id, false};
   }
   return true;
 }

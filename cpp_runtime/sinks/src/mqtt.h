@@ -1,14 +1,13 @@
 #pragma once
 
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "counter.h"
+#include "ring.h"
 #include "sender.h"
 
 struct mosquitto;
@@ -30,6 +29,11 @@ class MqttSender : public Sender {
   void See(const std::vector<Detection>& detections) override;
 
  private:
+  /// A line that was sent, by the client's number for it.
+  struct Flying {
+    int id = 0;
+    bool arrived = false;
+  };
   struct Free {
     void operator()(mosquitto* client) const;
   };
@@ -43,20 +47,21 @@ class MqttSender : public Sender {
   bool PublishMore();
   bool Keep(const std::string& topic, const std::string& payload);
   void TellState();
-  void Tell(const std::string& topic, std::string now, std::string* told);
+  void Tell(const std::string& topic, std::string* told);
   void Leave();
-  [[nodiscard]] std::string CountsNow();
+  [[nodiscard]] std::string CountsNow(std::string memory);
 
   std::string bundle_;
   std::vector<const Counter*> counters_;
+  std::vector<std::string> counter_topics_;
   std::vector<std::string> told_of_counters_;
   std::unique_ptr<mosquitto, Free> client_;
   int answer_ = -1;  // to the connection
   int gone_ = 0;
-  std::deque<int> flying_;
-  std::set<int> arrived_;
+  Ring<Flying> flying_;
   double heard_ = 0;
   std::string line_;
+  std::string now_;  // what is told of, if it is not what was told before
 
   std::mutex mutex_;
   std::map<std::string, int> seen_;

@@ -20,6 +20,8 @@ namespace {
 
 constexpr std::size_t kMostInMemory = 200;
 constexpr std::size_t kMostBytesInMemory = 1U << 20U;
+/// Of a line that is longer the memory goes with it.
+constexpr std::size_t kMostKept = 16U << 10U;
 constexpr std::uint64_t kLeastSegment = 64U << 10U;
 constexpr std::uint64_t kMostSegment = 4U << 20U;
 constexpr std::size_t kMostLine = 1U << 20U;
@@ -156,7 +158,7 @@ void Spool::Push(std::string_view line) {
   }
   if (segments_.empty() && memory_.size() < kMostInMemory &&
       memory_bytes_ + line.size() < kMostBytesInMemory) {
-    memory_.emplace_back(line);
+    memory_.Add().assign(line);
     memory_bytes_ += line.size() + 1;
     return;
   }
@@ -170,16 +172,22 @@ void Spool::Spill() {
 }
 
 void Spool::SpillLocked() {
-  if (memory_.empty()) return;
-  std::deque<std::string> lines = std::exchange(memory_, {});
   const std::size_t sent = std::exchange(memory_sent_, 0);
-  memory_bytes_ = 0;
-  for (std::size_t i = 0; i < lines.size(); ++i) {
-    Append(lines[i]);
+  for (std::size_t i = 0; !memory_.empty(); ++i) {
+    Append(memory_.front());
+    ForgetFirst();
     if (i >= sent || segments_.empty()) continue;
     sent_ = {segments_.back().number, segments_.back().size};
-    flying_.push_back(sent_);
+    flying_.Add() = sent_;
   }
+}
+
+/// The first line in memory goes. Its place stays, with the memory of a line that is not very long.
+void Spool::ForgetFirst() {
+  std::string& line = memory_.front();
+  memory_bytes_ -= line.size() + 1;
+  if (line.capacity() > kMostKept) std::string().swap(line);
+  memory_.pop_front();
 }
 
 void Spool::Append(std::string_view line) {
@@ -209,16 +217,16 @@ bool Spool::Write(std::string_view line) {
     segments_.push_back({number, 0});
   }
   Segment& segment = segments_.back();
-  std::string text(line);
-  text += '\n';
-  const ssize_t written = Retry([&] { return write(last_.get(), text.data(), text.size()); });
-  if (written != static_cast<ssize_t>(text.size())) {
+  text_.assign(line);
+  text_ += '\n';
+  const ssize_t written = Retry([&] { return write(last_.get(), text_.data(), text_.size()); });
+  if (written != static_cast<ssize_t>(text_.size())) {
     // Half a line would spoil the next one.
     if (written > 0 && ftruncate(last_.get(), static_cast<off_t>(segment.size)) != 0) last_.Close();
     return false;
   }
-  segment.size += text.size();
-  disk_bytes_ += text.size();
+  segment.size += text_.size();
+  disk_bytes_ += text_.size();
   dirty_ = true;
   return true;
 }
@@ -287,7 +295,7 @@ bool Spool::Next(std::string* line) {
     return true;
   }
   if (!ReadLine(&sent_, line)) return false;
-  flying_.push_back(sent_);
+  flying_.Add() = sent_;
   return true;
 }
 
@@ -297,8 +305,7 @@ void Spool::Acknowledge() {
     --orphans_;
   } else if (memory_sent_ > 0) {
     --memory_sent_;
-    memory_bytes_ -= memory_.front().size() + 1;
-    memory_.pop_front();
+    ForgetFirst();
   } else if (!flying_.empty()) {
     done_ = flying_.front();
     flying_.pop_front();

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "common/fd.h"
+#include "ring.h"
 
 namespace edgepack::sinks {
 
@@ -52,6 +53,7 @@ class Spool {
   void Lock() const;
   void Find();
   void SpillLocked();
+  void ForgetFirst();
   void Append(std::string_view line);
   bool Write(std::string_view line);
   void DropOldest();
@@ -65,7 +67,7 @@ class Spool {
   Fd lock_;
 
   mutable std::mutex mutex_;
-  std::deque<std::string> memory_;  // empty while there are segments
+  Ring<std::string> memory_;  // empty while there are segments
   std::size_t memory_sent_ = 0;
   std::uint64_t memory_bytes_ = 0;
 
@@ -73,7 +75,7 @@ class Spool {
   std::uint64_t disk_bytes_ = 0;
   Place done_;                 // acknowledged up to here
   Place sent_;                 // sent up to here
-  std::deque<Place> flying_;   // the ends of lines that were sent
+  Ring<Place> flying_;         // the ends of lines that were sent
   std::uint64_t orphans_ = 0;  // sent, and dropped before they were acknowledged
   Fd last_;                    // of the last segment, to write
   Fd first_;                   // of the segment that is read
@@ -83,6 +85,7 @@ class Spool {
   std::uint64_t next_number_ = 1;
   std::uint64_t dropped_ = 0;
   std::string buffer_;
+  std::string text_;  // what is written
 };
 
 }  // namespace edgepack::sinks
