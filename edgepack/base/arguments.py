@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import ParamSpec, TypeVar
 
 from edgepack.base.errors import EdgepackError, UsageError
@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 # number, an address.
 _OPTION = re.compile(
     r"(?<![\w-])--(no-)?([a-z][a-z0-9-]*)"
-    r"(?:[ =]([A-Z][A-Z0-9_]*|\d[\d.,x]*|\w+@\w+|[a-z]+-[a-z]*\d+)(?![\w-]))?"
+    r"(?:[ =]([A-Z][A-Z0-9_]*|\d[\d.,x]*|\w+@\w+|[a-z]+-[a-z]*\d+|virtual|local)(?![\w-]))?"
 )
 # Options that go by another name in Python, and those that are on or off.
 _NAMES = {
@@ -30,20 +30,32 @@ _NAMES = {
     "state": "states",
     "snr": "snr_db",
 }
+# What a project file has, in other words.
+_PHRASES = {
+    "add a [preprocess] table: `edgepack init` writes one": "say how photos become tensors: "
+    "preprocess, a preset's name or a table; or project, a file that edgepack.init writes",
+}
 _SWITCHES = {"static", "verify", "exact", "overwrite", "emulated", "again", "service"}
 
 
-def in_words_of_arguments(text: str) -> str:
+# The arguments that each such function has itself, by its name.
+own_arguments: dict[str, list[str]] = {}
+
+
+def in_words_of_arguments(text: str, own: Collection[str] = ()) -> str:
     """`text` with `board="rasp3b"`'s kind of words for options; what is in `...` is a command, and
-    stays."""
+    stays. `own` are the function's arguments."""
+    for phrase, words in _PHRASES.items():
+        text = text.replace(phrase, words)
     parts = re.sub(r"^command line\b", "model", text).split("`")
-    parts[::2] = [_OPTION.sub(_argument, part) for part in parts[::2]]
+    parts[::2] = [_OPTION.sub(lambda found: _argument(found, own), part) for part in parts[::2]]
     return "`".join(parts)
 
 
-def _argument(found: re.Match[str]) -> str:
+def _argument(found: re.Match[str], own: Collection[str]) -> str:
     no, option, value = found.groups()
-    name = _NAMES.get(option, option.replace("-", "_"))
+    name = option.replace("-", "_")
+    name = name if name in own else _NAMES.get(option, name)
     if no or option in _SWITCHES:
         return f"{name}={not no}" + (f" {value}" if value else "")
     if value is None:
@@ -90,6 +102,7 @@ def speaks_of_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """
     paths = _paths_of(function)
     names = list(inspect.signature(function).parameters)
+    own_arguments[function.__name__] = names
 
     @functools.wraps(function)
     def spoken(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -99,8 +112,8 @@ def speaks_of_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
                     check_path(name, value)
             return function(*args, **kwargs)
         except EdgepackError as error:
-            error.message = in_words_of_arguments(error.message)
-            error.hint = in_words_of_arguments(error.hint) if error.hint else None
+            error.message = in_words_of_arguments(error.message, names)
+            error.hint = in_words_of_arguments(error.hint, names) if error.hint else None
             error.args = (error.message,)
             raise
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edgepack.base.arguments import check_path
+from edgepack.base.arguments import check_path, own_arguments
 from edgepack.base.errors import UsageError, perhaps
 from edgepack.flow.init import preset_for
 from edgepack.flow.job import spec_of
@@ -40,7 +40,8 @@ def project_from(
     what `load_project` and reading the model raise.
     """
     for name in settings.keys() - _FIELDS:
-        near = difflib.get_close_matches(name, _FIELDS, n=1)
+        names = [*_FIELDS, *own_arguments.get(function, ())]
+        near = difflib.get_close_matches(name, names, n=1)
         meant = f"; perhaps you meant {near[0]!r}" if near else ""
         raise TypeError(f"{function}() has no argument {name!r}{meant}")
     local = None if model is None else local_model(model)

@@ -210,6 +210,7 @@ def test_a_model_is_needed() -> None:
         ("--expected needs --image", "expected needs images"),
         ("--golden-input: cannot read x--y.npy", "golden_input: cannot read x--y.npy"),
         ("command line: no such file", "model: no such file"),
+        ("or --device virtual; --device virtually", 'or device="virtual"; device virtually'),
         ("a -- b", "a -- b"),
     ],
 )  # fmt: skip
@@ -224,6 +225,13 @@ def test_mistakes_in_python_are_typed(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(edgepack.EdgepackError, match="unknown board: rasp9"):
         edgepack.init(path, board="rasp9")
     assert not Path("edgepack.toml").exists()
+    with pytest.raises(UsageError, match=r"^expected needs image\n"):  # of init, which has one
+        edgepack.init(path, expected="cat")
+    with pytest.raises(TypeError, match="'imgae'; perhaps you meant 'images'"):
+        edgepack.check(path, imgae="x.png")
+    with pytest.raises(ConfigError) as needed:
+        edgepack.check(path, images="x.png")
+    assert "preprocess, a preset's name" in str(needed.value.hint)
     array: Any = np.zeros((8, 8, 3), np.uint8)
     for given in (array, [array]):
         with pytest.raises(UsageError, match="images: ndarray is no path"):
