@@ -64,8 +64,8 @@ cv::Mat PixelsOf(FrameFormat format, ImageSize size, std::string* bytes, cv::Mat
 /// Makes tensors of pictures. Its memory stays, so that a frame like the one before takes none.
 class Preparer {
  public:
-  Preparer(const Preprocessor& preprocessor, const TensorInfo& input)
-      : preprocessor_(preprocessor), input_(input) {}
+  Preparer(const Preprocessor& preprocessor, const TensorInfo& input, TrialTap* trial)
+      : preprocessor_(preprocessor), input_(input), trial_(trial) {}
 
   /// With `shown` the picture stays, to be drawn on.
   void Prepare(Encoded* picture, bool shown, LiveFrame* frame) {
@@ -74,6 +74,7 @@ class Preparer {
     frame->opening = picture->opening;
     frame->seen = picture->seen;
     frame->error.reset();
+    frame->shared.reset();
     try {
       const Clock::time_point decode = Clock::now();
       const Decoded pixels = Decode(preprocessor_, picture);
@@ -90,6 +91,11 @@ class Preparer {
         all.bgr.copyTo(frame->image);
       } else {
         frame->image.release();
+      }
+      if (trial_->Picks()) {
+        frame->shared = picture->path
+                            ? trial_->SharePhotoAt(*picture->path)
+                            : trial_->Share(picture->bytes, picture->format, picture->size);
       }
     } catch (const Error& error) {
       frame->error = error;
@@ -117,6 +123,7 @@ class Preparer {
 
   const Preprocessor& preprocessor_;
   const TensorInfo& input_;
+  TrialTap* trial_;
   PreprocessBuffers buffers_;
   cv::Mat decoded_;
 };
@@ -225,7 +232,7 @@ double LatencyHistogram::Percentile(double share) const {
 
 void RunLive(const Options& options, const Preprocessor& preprocessor, const TensorInfo& input,
              bool whole, const LineOfFrame& line_of, Sight* sight, ResultSinks* sinks,
-             std::ostream& out, std::ostream& err) {
+             TrialTap* trial, std::ostream& out, std::ostream& err) {
   const Notifier notifier = Notifier::FromEnvironment();
   // A camera's frames are worth nothing later.
   Slot<Encoded> encoded(options.newest || options.camera);
@@ -264,7 +271,7 @@ void RunLive(const Options& options, const Preprocessor& preprocessor, const Ten
   Worker preparing([&] {
     const Closing<Encoded> no_more(&encoded);
     const Closing<LiveFrame> closing(&prepared);
-    Preparer preparer(preprocessor, input);
+    Preparer preparer(preprocessor, input, trial);
     LiveFrame frame;
     for (Encoded picture; encoded.Take(&picture);) {
       preparer.Prepare(&picture, whole || (preview && preview->wanted()), &frame);
@@ -287,7 +294,9 @@ void RunLive(const Options& options, const Preprocessor& preprocessor, const Ten
       if (!frame.error) {
         state.Use();
         line.seen = frame.seen;
+        trial->Look();
         const Found& found = line_of(frame, &line.text);
+        if (frame.shared) trial->Give(*frame.shared, line.text);
         if (preview) preview->Show(frame.image, found, line.text);
       } else {
         ++broken;

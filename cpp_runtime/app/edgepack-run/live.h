@@ -17,6 +17,7 @@
 #include "found.h"
 #include "options.h"
 #include "sight.h"
+#include "trial.h"
 
 namespace edgepack {
 
@@ -35,6 +36,7 @@ struct LiveFrame {
   Light light;
   cv::Mat image;  ///< if somebody looks at all pixels, or draws on them
   std::optional<Error> error;
+  std::optional<SharedPicture> shared;  ///< for a trial
 };
 
 /// How long frames took, in a fixed amount of memory: counts of times that differ by a twelfth.
@@ -62,10 +64,10 @@ using LineOfFrame = std::function<const Found&(const LiveFrame& frame, std::stri
 /// each other, with a queue of one between any two. A photo that cannot be read gets a line with
 /// the error, a frame none; both are counted as broken. Where a preview is, is said on `err`.
 /// `sight` counts what the frames are, and is told in /metrics and --metrics. With `whole` frames
-/// keep all their pixels.
+/// keep all their pixels. `trial` is given a share of the frames, while there is one.
 /// Throws UsageError if the source cannot be read at all.
 void RunLive(const Options& options, const Preprocessor& preprocessor, const TensorInfo& input,
              bool whole, const LineOfFrame& line_of, Sight* sight, ResultSinks* sinks,
-             std::ostream& out, std::ostream& err);
+             TrialTap* trial, std::ostream& out, std::ostream& err);
 
 }  // namespace edgepack

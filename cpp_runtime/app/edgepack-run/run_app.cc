@@ -42,6 +42,7 @@
 #include "stages.h"
 #include "statistics.h"
 #include "tracker.h"
+#include "trial.h"
 #include "watch.h"
 
 namespace edgepack {
@@ -656,6 +657,7 @@ Report Execute(const Options& options, const BundleFolder& bundle,
   std::optional<Preview> preview;
   if (options.preview) preview.emplace(*options.preview, AccessOf(options), &metrics, err);
   SourceState state("--watch: " + options.watch->string(), &metrics, err);
+  TrialTap trial(bundle.path);
   const auto line_of = [&](const PhotoFolder::Key& photo, bool given_up) {
     const Stopwatch all;
     Report report;
@@ -684,6 +686,10 @@ Report Execute(const Options& options, const BundleFolder& bundle,
       metrics.Add(all.ms() / 1000);
       metrics.SetProcessor(session.model().processor());
       if (preview) preview->Show(seen.image, report, text.str());
+      trial.Look();
+      if (trial.Picks()) {
+        if (const auto shared = trial.SharePhotoAt(*one.image)) trial.Give(*shared, text.str());
+      }
     } catch (const Error& error) {
       if (error.exit_code == kExitBundle) throw;
       line.problem = error.message;
@@ -742,6 +748,7 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
     return session.outputs();
   };
   PreprocessBuffers buffers;
+  TrialTap trial(bundle.path);
   model.photo_line = [&](std::string_view bytes, double* run_ms) {
     if (!preprocessor) throw UsageError("the bundle has no preprocessing for photos");
     const TensorView input = PhotoInput(session, *preprocessor);
@@ -762,7 +769,12 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
     }
     *run_ms = *report.run_ms;
     sight.AddPicture(LightOf(picture), report);
-    return JsonLine(report);
+    std::string line = JsonLine(report);
+    trial.Look();
+    if (trial.Picks()) {
+      if (const auto shared = trial.SharePhoto(bytes)) trial.Give(*shared, line);
+    }
+    return line;
   };
   Serve(model, *options.serve, AccessOf(options),
         static_cast<std::size_t>(options.queue.value_or(kQueue)), err);
@@ -809,8 +821,9 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
   };
   std::optional<ResultSinks> sinks;
   if (options.sinks) sinks.emplace(bundle.path);
+  TrialTap trial(bundle.path);
   RunLive(options, preprocessor, *input.info, stages != nullptr, line_of, &sight,
-          sinks ? &*sinks : nullptr, out, err);
+          sinks ? &*sinks : nullptr, &trial, out, err);
 }
 
 int Fail(const Error& error, bool json, std::ostream& out, std::ostream& err) {

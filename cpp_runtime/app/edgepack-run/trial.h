@@ -1,0 +1,63 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <filesystem>
+#include <optional>
+#include <random>
+#include <string>
+#include <string_view>
+
+#include "common/fd.h"
+#include "options.h"
+
+namespace edgepack {
+
+/// A picture as it came, in memory that another process can be given.
+struct SharedPicture {
+  Fd memory;
+  std::size_t bytes = 0;
+  FrameFormat format = FrameFormat::kMjpeg;
+  std::optional<ImageSize> size;
+};
+
+/// The current release's side of a trial: hands over a share of its pictures, with its own answers,
+/// to `edgepack-device trial run`, which has another release answer them, too.
+///
+/// Never waits: a picture is handed over only if the other side has asked for one. Without a trial
+/// it looks once a second, when a picture comes, whether one has begun.
+class TrialTap {
+ public:
+  /// Of the release in this folder; one that lies in no folder of releases has no trials.
+  explicit TrialTap(const std::filesystem::path& release);
+
+  /// For each picture, by the thread that answers them.
+  void Look();
+  /// Whether this picture is to be handed over. By the thread that has its bytes, which then calls
+  /// `Share`, or `GiveUp` if it is of no use.
+  [[nodiscard]] bool Picks();
+  void GiveUp() { wanted_ = true; }
+  /// A copy of the picture; nothing if there is no memory, or it is of a kind that cannot be handed
+  /// over: of photos, JPEG alone.
+  [[nodiscard]] std::optional<SharedPicture> Share(std::string_view bytes, FrameFormat format,
+                                                   const std::optional<ImageSize>& size);
+  [[nodiscard]] std::optional<SharedPicture> SharePhotoAt(const std::filesystem::path& path);
+  [[nodiscard]] std::optional<SharedPicture> SharePhoto(std::string_view bytes);
+  /// By the thread that answers: hands it over with the line that it got.
+  void Give(const SharedPicture& picture, std::string_view line);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void Connect();
+
+  std::string folder_;
+  Fd socket_;
+  std::optional<Clock::time_point> looked_;
+  std::atomic<bool> wanted_{false};
+  double share_ = 0;  ///< of pictures; written before `wanted_` becomes true
+  std::minstd_rand random_;
+};
+
+}  // namespace edgepack
