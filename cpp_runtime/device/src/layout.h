@@ -11,6 +11,8 @@ namespace edgepack::device {
 //   state/<id>.json              who installed a release and when, and its health
 //   state/pending.json           there while a release that was made current is being tested
 //   state/rollbacks.json         how many releases failed here, and the last of them
+//   state/trial.json             the last trial: which release, by what rules, how it goes or ended
+//   trial/frames                 where the current release's app hands over pictures, in a trial
 //   state/highest.json           the highest version that ever passed, by the bundle's name
 //   trust/allowed_signers        whose bundles are taken; trust/board: for which board; trust/name
 //   and

@@ -9,6 +9,7 @@
 #include "error.h"
 #include "layout.h"
 #include "status.h"
+#include "trial.h"
 
 namespace edgepack::device {
 namespace {
@@ -80,6 +81,16 @@ void AddRelease(const Site& site, const std::string& id, Writer* out) {
            record.health->max_rss_mb * 1e6, release);
 }
 
+void AddTrial(const Trial& trial, Writer* out) {
+  const std::string release = Label("release", trial.release);
+  out->Add("trial_info", "gauge", "The last trial: of which release, and how it goes or ended.", 1,
+           release + "," + Label("phase", trial.phase));
+  out->Add("trial_pictures", "gauge", "Pictures that it compared.",
+           static_cast<double>(trial.pictures), release);
+  out->AddIf("trial_agreement", "How far the answers to them agreed, from 0 to 1.",
+             trial.Agreement(), release);
+}
+
 }  // namespace
 
 std::string ModelName(const Site& site) {
@@ -109,6 +120,7 @@ std::string MetricsText(const Site& site, const std::optional<std::string>& app_
     out.AddIf("rollback_timestamp_seconds", "When the last of them was given up.",
               SecondsOf(rollbacks->at), Label("release", rollbacks->release));
   }
+  if (const std::optional<Trial> trial = FindTrial(site.root)) AddTrial(*trial, &out);
   out.Add("problems", "gauge",
           "What is damaged and easily seen: `edgepack-device status` names it.",
           static_cast<double>(Problems(site).size()));

@@ -1,9 +1,24 @@
 #include "options.h"
 
+#include <cmath>
+#include <cstdlib>
+
 #include "common/command_line.h"
 #include "common/error.h"
 
 namespace edgepack::device {
+namespace {
+
+double Decimal(const char* name, const std::string& text) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end != '\0' || !std::isfinite(value)) {
+    throw UsageError(std::string(name) + ": '" + text + "' is not a number");
+  }
+  return value;
+}
+
+}  // namespace
 
 Options ParseOptions(const std::vector<std::string>& words) {
   Options options;
@@ -40,6 +55,14 @@ Options ParseOptions(const std::vector<std::string>& words) {
       {"--lock", [&](Value text) { options.lock = text; }},
       {"--by", [&](Value text) { options.by = text; }},
       {"--wait", [&](Value text) { options.wait_s = WholeNumber("--wait", text, 0); }},
+      {"--for", [&](Value text) { options.rules.seconds = Decimal("--for", text); }},
+      {"--share", [&](Value text) { options.rules.share = Decimal("--share", text); }},
+      {"--min-agreement",
+       [&](Value text) { options.rules.min_agreement = Decimal("--min-agreement", text); }},
+      {"--max-latency",
+       [&](Value text) { options.rules.max_latency = Decimal("--max-latency", text); }},
+      {"--min-pictures",
+       [&](Value text) { options.rules.min_pictures = WholeNumber("--min-pictures", text, 1); }},
       {"--keep", [&](Value text) { options.keep = WholeNumber("--keep", text, 1); }},
   };
   table.word = [&](Value word) {
@@ -73,6 +96,12 @@ usage: edgepack-device COMMAND [options]
   run --supervise      keep edgepack-run running as a service, until SIGTERM
   service status       print whether the service that holds --lock runs, and its process
   service stop         stop that service
+  trial start ID       run release ID beside the current one on a share of its pictures, then
+                       activate or drop it
+  trial status         print the last trial
+  trial stop           end the trial without a decision
+  trial activate       end the trial and make its release current
+  trial resume         go on with a trial that a reboot interrupted
   trust show           print the signers whose bundles this device accepts
   trust set FILE       replace these signers (FILE as OpenSSH's allowed_signers)
   trust update FILE    replace them if the present signers signed FILE, in FILE.sig
@@ -105,6 +134,11 @@ usage: edgepack-device COMMAND [options]
   --allow-downgrade    install: accept a lower version than the highest so far
   --no-activate        install: do not make the release current
   --retest             install: test the release even if it passed before
+  --for S              trial start: seconds it lasts (7200)
+  --share S            trial start: share of the pictures, above 0 and at most 1 (0.1)
+  --min-agreement S    trial start: agreement that is needed, 0 to 1 (0.98)
+  --max-latency S      trial start: the most latency, as a multiple of the current release's (1.2)
+  --min-pictures N     trial start: compared pictures that are needed (20)
   --dry-run            prune: print what would be removed, and remove nothing
   --version, --help
 

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "trial.h"
+
 namespace edgepack::device {
 
 /// The command line: `edgepack-device [options] COMMAND [words] [options] [-- app words]`.
@@ -42,6 +44,8 @@ struct Options {
   /// Of `prune`.
   bool dry_run = false;
   bool supervise = false;
+  /// Of `trial start`.
+  TrialRules rules;
 };
 
 /// Throws Error "usage".

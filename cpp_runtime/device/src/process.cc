@@ -9,6 +9,7 @@
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -35,8 +36,9 @@ struct Pipe {
 };
 
 [[noreturn]] void Become(const std::vector<std::string>& words, const Pipe& out, const Pipe& err,
-                         pid_t parent) {
+                         pid_t parent, Priority priority) {
   setpgid(0, 0);
+  if (priority == Priority::kLowest) LowerPriority();
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(127);  // it died before
   // Ours are none of its business: this program's input may be the link of a deploy. It gets an
@@ -103,14 +105,31 @@ class Reader {
 
 }  // namespace
 
-Ended RunProgram(const std::vector<std::string>& words, double timeout_s) {
+void LowerPriority() {
+  const auto write_word = [](const char* path, const char* word) {
+    const Fd fd = OpenPath(path, O_WRONLY);
+    if (fd && write(fd.get(), word, std::strlen(word)) < 0) errno = 0;
+  };
+  setpriority(PRIO_PROCESS, 0, 19);
+  // By number: musl's function of that name only fails.
+  constexpr int kIdle = 5;
+  const int parameter = 0;
+  syscall(SYS_sched_setscheduler, 0, kIdle, &parameter);
+  // Where a session shares the CPU as a whole, it has a priority of its own.
+  write_word("/proc/self/autogroup", "19");
+  constexpr int kIdleClass = 3 << 13;
+  syscall(SYS_ioprio_set, 1, 0, kIdleClass);
+  write_word("/proc/self/oom_score_adj", "1000");
+}
+
+Ended RunProgram(const std::vector<std::string>& words, double timeout_s, Priority priority) {
   Pipe out;
   Pipe err;
   const pid_t parent = getpid();
   const double deadline = Monotonic() + timeout_s;
   const pid_t child = fork();
   if (child < 0) ThrowErrno("start", words[0]);
-  if (child == 0) Become(words, out, err, parent);
+  if (child == 0) Become(words, out, err, parent, priority);
   setpgid(child, child);  // in both, whoever comes first
   out.write.Close();
   err.write.Close();

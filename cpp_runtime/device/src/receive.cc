@@ -16,6 +16,7 @@
 #include "lock.h"
 #include "manifest_reader.h"
 #include "output.h"
+#include "trial.h"
 #include "wire.h"
 #include "zstd.h"
 
@@ -46,6 +47,8 @@ struct Request {
   std::string manifest;
   std::optional<std::string> signature;
   InstallRequest install;
+  /// The release is not activated: it has a trial by these rules.
+  std::optional<TrialRules> trial;
 };
 
 Error Confused(const std::string& what) {
@@ -65,8 +68,13 @@ Request ReadRequest(const std::string& line, WireInput* in) {
   if (root.Int("protocol") != kProtocol) throw Confused("another protocol is asked for");
   Request request;
   const std::string op = root.String("op");
-  if (op != "deploy" && op != "plan") throw Confused("op " + op);
+  if (op != "deploy" && op != "plan" && op != "trial") throw Confused("op " + op);
   request.plan = op == "plan";
+  if (op == "trial") {
+    JsonObject rules = root.Object("trial");
+    request.trial = TrialRules::Read(&rules);
+    request.install.activate = false;
+  }
   if (root.HasValue("session")) request.session = root.String("session");
   request.wait_s = root.Number("wait_s");
   request.install.by = root.String("by");
@@ -307,6 +315,11 @@ void Deploy(const std::string& root, Request* request, WireInput* in, WireOutput
   Switch(site, progress).Recover();
   WireSource source(request, in, out, &lock);
   InstallReport report = Installer(site, progress, request->install).Install(&source);
+  if (request->trial) {
+    report.health =
+        StartTrial(site, progress, report.release, *request->trial, request->install.by);
+    report.health_fresh = true;
+  }
   report.received_bytes = source.received_bytes();
   report.copied_bytes = source.copied_bytes();
   SendDone(&report, out);

@@ -12,6 +12,7 @@
 #include "layout.h"
 #include "process.h"
 #include "sha256.h"
+#include "trial.h"
 
 namespace edgepack::device {
 namespace {
@@ -209,8 +210,10 @@ std::vector<std::string> Switch::Removable(int keep, const std::string& release)
   }
   std::sort(by_age.begin(), by_age.end());
   const std::optional<std::string> current = site_->releases.Named(kCurrent);
-  const std::set<std::optional<std::string>> kept = {
+  std::set<std::optional<std::string>> kept = {
       current, current == release ? site_->releases.Named(kPrevious) : current};
+  const std::optional<Trial> trial = FindTrial(site_->root);
+  if (trial && !trial->IsOver()) kept.insert(trial->release);
   std::vector<std::string> removable;
   int others = 1;  // `release` itself
   for (const auto& [age, id] : by_age) {

@@ -29,6 +29,8 @@
 #include "status.h"
 #include "supervise.h"
 #include "switch.h"
+#include "trial.h"
+#include "trial_run.h"
 
 namespace edgepack::device {
 namespace {
@@ -114,6 +116,7 @@ class Tool {
         {"repair", [&] { return RepairAll(); }},
         {"run", [&] { return options_.supervise ? SuperviseApp() : RunApp(); }},
         {"service", [&] { return Service(); }},
+        {"trial", [&] { return DoTrial(); }},
         {"trust", [&] { return ShowOrSetTrust(); }},
         {"chunks", [&] { return Chunks(); }},
         {"receive", [&] { return Receive(Root(), STDIN_FILENO, STDOUT_FILENO); }},
@@ -408,6 +411,44 @@ class Tool {
     const pid_t pid = ServiceLock::Holder(*options_.lock);
     Print(pid == 0 ? "stopped\n" : "running\nprocess " + std::to_string(pid) + "\n");
     return pid == 0 ? kNotRunning : 0;
+  }
+
+  [[nodiscard]] int DoTrial() const {
+    const std::string action = options_.words.empty() ? "" : options_.words[0];
+    const std::size_t words = action == "start" ? 2 : 1;
+    if (options_.words.size() != words) {
+      throw Error(kExitUsage, "usage",
+                  "trial takes `start` and a release, `status`, `stop`, `activate` or `resume`");
+    }
+    const Site site = Site::Open(Root());
+    if (action == "run") {
+      RunTrial(site);
+      return 0;
+    }
+    if (action == "start") {
+      const Lock lock = TakeLock(site);
+      Switch(site, Steps()).Recover();
+      StartTrial(site, Steps(), options_.words[1], options_.rules, options_.by);
+    } else if (action == "stop") {
+      (void)StopTrial(site);
+    } else if (action == "activate") {
+      Trial trial = StopTrial(site);
+      if (trial.phase == "stopped") {
+        const Lock lock = TakeLock(site);
+        const Switch to(site, Steps());
+        to.Recover();
+        to.Activate(trial.release, options_.by);
+        trial.phase = "activated";
+        trial.reason = "activated by the operator";
+        SaveTrial(site.root, trial);
+      }
+    } else if (action == "resume") {
+      ResumeTrial(site);
+    } else if (action != "status") {
+      throw Error(kExitUsage, "usage", "trial does not know `" + action + "`");
+    }
+    Print(options_.json ? TrialJson(site) + "\n" : TrialText(site));
+    return 0;
   }
 
   [[nodiscard]] int ShowOrSetTrust() const {

@@ -1,0 +1,177 @@
+#include <cerrno>
+#include <csignal>
+#include <fcntl.h>
+#include <functional>
+#include <optional>
+#include <string>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <doctest/doctest.h>
+
+#include "common/error.h"
+#include "confine.h"
+#include "support.h"
+#include "trial.h"
+#include "trial_compare.h"
+
+namespace edgepack::device {
+namespace {
+
+std::string Top(const std::string& classes) { return R"({"run_ms":1,"top":[)" + classes + "]}\n"; }
+std::string Boxes(const std::string& boxes) { return R"({"boxes":[)" + boxes + "]}\n"; }
+
+double AgreementOf(const std::string& current, const std::string& candidate) {
+  const std::optional<Compared> compared = CompareAnswers(current, candidate);
+  REQUIRE(compared);
+  return compared->agreement;
+}
+
+}  // namespace
+
+TEST_CASE("classes agree by name, or by number where there is none") {
+  const std::string dog = Top(R"({"index":1,"label":"dog","score":0.9})");
+  CHECK(AgreementOf(dog, Top(R"({"index":7,"label":"dog","score":0.6})")) == 1);
+  CHECK(AgreementOf(dog, Top(R"({"index":1,"label":"cat","score":0.9})")) == 0);
+  CHECK(AgreementOf(dog, Top(R"({"index":1,"score":0.9})")) == 1);
+  CHECK(AgreementOf(dog, R"({"error":{"code":2,"message":"no"}})") == 0);
+  CHECK(AgreementOf(dog, "no JSON") == 0);
+  CHECK(AgreementOf(dog, Boxes("")) == 0);  // an answer of another kind
+
+  // What the current release sees first comes second.
+  const std::optional<Compared> second = CompareAnswers(
+      dog, Top(R"({"index":0,"label":"cat","score":0.7},{"index":1,"label":"dog","score":0.25})"));
+  REQUIRE(second);
+  CHECK(second->agreement == 0);
+  CHECK(second->difference == doctest::Approx(0.65));
+}
+
+TEST_CASE("boxes agree by class and by half of their area") {
+  const std::string two = Boxes(R"({"index":0,"score":0.9,"box":[0,0,10,10]},)"
+                                R"({"index":1,"score":0.8,"box":[20,20,30,30]})");
+  CHECK(AgreementOf(two, two) == 1);
+  CHECK(AgreementOf(Boxes(""), Boxes("")) == 1);
+  CHECK(AgreementOf(Boxes(""), two) == 0);
+  // 10 x 5 of 10 x 10: an IoU of exactly 0.5 counts; 10 x 4.9 does not.
+  const std::string one = Boxes(R"({"index":0,"score":0.9,"box":[0,0,10,10]})");
+  CHECK(AgreementOf(one, Boxes(R"({"index":0,"score":0.5,"box":[0,0,10,5]})")) == 1);
+  CHECK(AgreementOf(one, Boxes(R"({"index":0,"score":0.5,"box":[0,0,10,4.9]})")) == 0);
+  CHECK(AgreementOf(one, Boxes(R"({"index":1,"score":0.9,"box":[0,0,10,10]})")) == 0);
+  // One of two, and one of one, is shared: 2 * 1 / 3.
+  CHECK(AgreementOf(two, one) == doctest::Approx(2.0 / 3));
+  // A box is matched once.
+  CHECK(AgreementOf(Boxes(R"({"index":0,"score":0.9,"box":[0,0,10,10]},)"
+                          R"({"index":0,"score":0.8,"box":[0,0,10,9]})"),
+                    one) == doctest::Approx(2.0 / 3));
+  // The closest counts, not the first.
+  const std::optional<Compared> close =
+      CompareAnswers(one, Boxes(R"({"index":0,"score":0.3,"box":[0,0,10,6]},)"
+                                R"({"index":0,"score":0.7,"box":[0,0,10,10]})"));
+  REQUIRE(close);
+  CHECK(close->difference == doctest::Approx(0.2));
+}
+
+TEST_CASE("answers of other kinds are not compared") {
+  CHECK_FALSE(CompareAnswers(R"({"keypoints":[]})", R"({"keypoints":[]})"));
+  CHECK_FALSE(CompareAnswers(R"({"run_ms":1})", Top("")));
+  CHECK_FALSE(CompareAnswers(R"({"error":{"code":2}})", Top("")));
+  CHECK(AgreementOf(R"({"text":[{"text":"a b","score":1}]})",
+                    R"({"text":[{"text":"a b","score":0.5}]})") == 1);
+  CHECK(AgreementOf(R"({"text":[{"text":"a b","score":1}]})",
+                    R"({"text":[{"text":"a d","score":1}]})") == 0);
+}
+
+TEST_CASE("a trial's record is read as it was written") {
+  Trial trial;
+  trial.release = "0123456789ab";
+  trial.before = "ba9876543210";
+  trial.phase = "dropped";
+  trial.reason = "why";
+  trial.pictures = 4;
+  trial.agreed = 3.5;
+  trial.latency_ratio = 1.25;
+  trial.peak_bytes = 1 << 20;
+  trial.rules.share = 0.5;
+  JsonWriter first;
+  trial.Write(&first);
+  const JsonDocument document(first.text(), "trial.json", "damaged");
+  JsonObject object = document.Root();
+  const Trial again = Trial::Read(&object);
+  JsonWriter second;
+  again.Write(&second);
+  CHECK(first.text() == second.text());
+  CHECK(again.Agreement() == doctest::Approx(0.875));
+  CHECK(again.IsOver());
+}
+
+TEST_CASE("rules out of range are refused") {
+  const auto refused = [](const auto& change) {
+    TrialRules rules;
+    rules.Check();
+    change(&rules);
+    CHECK_THROWS_AS(rules.Check(), Error);
+  };
+  refused([](TrialRules* rules) { rules->seconds = 0; });
+  refused([](TrialRules* rules) { rules->seconds = 31 * 86400.0; });
+  refused([](TrialRules* rules) { rules->share = 0; });
+  refused([](TrialRules* rules) { rules->share = 1.01; });
+  refused([](TrialRules* rules) { rules->min_agreement = -0.1; });
+  refused([](TrialRules* rules) { rules->max_latency = 0; });
+  refused([](TrialRules* rules) { rules->min_pictures = 0; });
+}
+
+TEST_CASE("a confined process reads, and does nothing else") {
+  const testing::TempFolder folder;
+  const std::string there = folder / "there";
+  testing::WriteFile(there, "content");
+  const std::string fresh = folder / "new";
+  // What each call must not do, beside what errno may be then.
+  const std::vector<std::function<bool()>> calls = {
+      [&] { return open(there.c_str(), O_WRONLY) < 0; },
+      [&] { return open(there.c_str(), O_RDWR) < 0; },
+      [&] { return open(there.c_str(), O_RDONLY | O_TRUNC) < 0; },
+      [&] { return open(fresh.c_str(), O_RDONLY | O_CREAT, 0600) < 0; },
+      [&] { return creat(fresh.c_str(), 0600) < 0; },
+      [&] { return rename(there.c_str(), fresh.c_str()) < 0; },
+      [&] { return unlink(there.c_str()) < 0; },
+      [&] { return mkdir(fresh.c_str(), 0700) < 0; },
+      [&] { return symlink(there.c_str(), fresh.c_str()) < 0; },
+      [&] { return link(there.c_str(), fresh.c_str()) < 0; },
+      [&] { return chmod(there.c_str(), 0777) < 0; },
+      [&] { return fchmod(open(there.c_str(), O_RDONLY), 0777) < 0; },
+      [&] { return truncate(there.c_str(), 0) < 0; },
+      [&] { return socket(AF_INET, SOCK_STREAM, 0) < 0; },
+      [&] { return socket(AF_UNIX, SOCK_STREAM, 0) < 0; },
+      [&] { return kill(getppid(), 0) < 0; },
+      // Without that it would be of no use.
+      [&] { return open(there.c_str(), O_RDONLY) >= 0; },
+      [&] {
+        return mmap(nullptr, 4096, PROT_READ, MAP_PRIVATE, open(there.c_str(), O_RDONLY), 0) !=
+               MAP_FAILED;
+      },
+  };
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    if (!Confine()) _exit(255);
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      if (!calls[i]()) _exit(static_cast<int>(i) + 1);
+    }
+    _exit(0);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  REQUIRE(WIFEXITED(status));
+  const int first_wrong = WEXITSTATUS(status);
+  if (first_wrong == 255) {
+    MESSAGE("this kernel, or qemu, has no seccomp filters");
+    return;
+  }
+  CHECK(first_wrong == 0);
+  CHECK(testing::ReadFile(there) == "content");
+}
+
+}  // namespace edgepack::device
