@@ -321,6 +321,7 @@ def _asked_of_devices() -> dict[str, Any]:
         "bench --compare": _record(AbTiming, before=_record(Conditions), after=_record(Conditions)),
         "status": status,
         "rollback": _object({"release": _TEXT}, may={"before": _or_null(_TEXT)}),
+        "trial": _object({"runs": {"type": "boolean"}, "trial": _trial()}),
         "prune": _object({"removed": _TEXTS}),
         "logs": _object(logs),
         "service install": _object(service),
@@ -328,6 +329,23 @@ def _asked_of_devices() -> dict[str, Any]:
         "service show": _object({"service": _TEXT, "text": _TEXT}),
         "service status": _object({**service_status, "running": {"type": "boolean"}}),
     }
+
+
+def _trial() -> dict[str, Any]:
+    """A trial's record, as the device tool writes it."""
+    rules = dict.fromkeys(("seconds", "share", "min_agreement", "max_latency"), _NUMBER)
+    texts = ("release", "before", "by", "began_at", "ended_at", "phase", "reason")
+    counts = ("pictures", "differing", "incomparable", "crashes", "scored", "peak_bytes")
+    sums = ("agreed", "difference", "largest_difference", "current_ms", "candidate_ms")
+    return _object(
+        {
+            **dict.fromkeys(texts, _TEXT),
+            **dict.fromkeys(counts, _COUNT),
+            **dict.fromkeys(("elapsed_s", *sums), _NUMBER),
+            **dict.fromkeys(("agreement", "latency_ratio"), _or_null(_NUMBER)),
+            "rules": _object({**rules, "min_pictures": _COUNT}),
+        }
+    )
 
 
 def _of_fleets() -> dict[str, Any]:

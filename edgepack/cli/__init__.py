@@ -45,6 +45,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     },
     "on a device": {
         "rollback": "make an earlier release current again",
+        "trial": "show, stop or decide the trial that `deploy --shadow` began",
         "service": "run the deployed model at each boot",
         "logs": "print the log of the service on a device; -f follows it",
         "compare": "find the layer whose result on the device differs from onnxruntime's",

@@ -9,6 +9,7 @@ from edgepack.cli.console import Console
 from edgepack.cli.options import add_device, add_job, add_release_version, add_sign
 from edgepack.cli.pages import add_html
 from edgepack.cli.transfer import add_transfer
+from edgepack.cli.trial_options import add_trial
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +32,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "nothing on the device",
     )
     add_transfer(parser)
+    add_trial(parser)
     add_html(parser)
     parser.set_defaults(run=run)
 

@@ -21,6 +21,7 @@ from edgepack.cli.pages import check_html, save
 from edgepack.cli.pages.deploy import deploy_page
 from edgepack.cli.result_lines import deploy_lines, dry_run_lines
 from edgepack.cli.transfer import deploy_options, refuse_job
+from edgepack.cli.trial_options import trial_rules
 from edgepack.deploy import remote_service, remote_tool
 from edgepack.deploy.act import deploy_and_start, need_service_of
 from edgepack.deploy.answers import Status
@@ -36,7 +37,7 @@ from edgepack.gate.gate import GateError, check_bundle
 
 def run_deploy(args: argparse.Namespace, console: Console) -> int:
     """Deploy and print what was done and what the smoke test gave."""
-    options = deploy_options(args)
+    options = replace(deploy_options(args), trial=trial_rules(args))
     check_html(args)
     if args.dry_run and args.bundle is None:
         return _dry_run(args, options, console)
@@ -58,6 +59,8 @@ def run_deploy(args: argparse.Namespace, console: Console) -> int:
         )
         there = _status_for_page(device, root) if args.html else None
     data, lines = done.report.to_dict(), deploy_lines(done.report, bundle.manifest.name)
+    if options.trial:
+        lines.append("trial     `edgepack trial status` shows how it goes; the device decides")
     if done.service is not None:
         data["service"] = started = dict(done.service)
         lines.append(f"service   {started['service']}, now and at each boot ({started['kind']})")

@@ -87,6 +87,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "edgepack rollback --to 6b4d4871738a",
         f"edgepack rollback --name model {_PI}",
     ),
+    "trial": (
+        "edgepack trial status",
+        "edgepack trial stop",
+        f"edgepack trial activate --name model {_PI}",
+    ),
     "compare": (
         "edgepack compare",
         "edgepack compare --input input.npy --all",

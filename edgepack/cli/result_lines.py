@@ -17,6 +17,7 @@ from edgepack.deploy.app_answers import (
     StageAnswer,
     emulated_mark,
 )
+from edgepack.deploy.options import ON_TRIAL
 
 if TYPE_CHECKING:
     from edgepack.deploy.deploy import Report
@@ -238,7 +239,7 @@ def deploy_lines(report: Report, name: str) -> list[str]:
     lines = [
         f"{name} on {report.device}: {report.outcome}, release {report.release}"
         + (f", version {report.version}" if report.version else ""),
-        f"where     {report.root}/current",
+        f"where     {report.root}/{'releases' if report.outcome == ON_TRIAL else 'current'}",
         f"sent      {sent}",
     ]
     if report.signer:

@@ -30,7 +30,7 @@ from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.manifest import DEVICE_TOOL, MANIFEST_NAME
 from edgepack.deploy.answers import SenselessError
 from edgepack.deploy.app_answers import class_bars, emulated_mark
-from edgepack.deploy.options import DEFAULT_OPTIONS, DeployOptions
+from edgepack.deploy.options import DEFAULT_OPTIONS, ON_TRIAL, DeployOptions
 from edgepack.deploy.remote_tool import (
     CorruptTransferError,
     Layout,
@@ -80,6 +80,7 @@ _STEPS = {
     "rollback": "going back to the release before",
     "recover": "finishing an interrupted deploy or rollback",
     "adopt": "taking over releases of an older edgepack",
+    "trial": "starting the trial",
     "prune": "looking for releases that are not kept",
 }
 
@@ -92,15 +93,15 @@ class SameVersionError(BundleError):
 class Report:
     """The report of a deploy.
 
-    `outcome` is "deployed" (files were sent or stored), "activated" (the device had the
-    release), or "unchanged". `before` is the release that was current before; `previous` is the
-    target of a rollback. `missing_bytes` counts the bundle's bytes that the device lacked:
-    `sent_bytes` were sent for them, compressed, and `copied_bytes` were copied from other files
-    on the device. `links` is the number of connections. `signer` is the signer that the device
-    verified, and `pinned` a signer that it trusts from now on. `same_version` is another release
-    with the same version, if signers are pinned. `smoke_fresh` is true for a new smoke test,
-    false for an earlier one's record; with `emulated`, its times and memory are an emulator's.
-    `seconds` has the wall time of each phase.
+    `outcome` is "deployed" (files were sent or stored), "activated" (the device had the release),
+    "unchanged", or "on trial" beside the current release. `before` is the release that was current
+    before; `previous` is the target of a rollback. `missing_bytes` counts the bundle's bytes that
+    the device lacked: `sent_bytes` were sent for them, compressed, and `copied_bytes` were copied
+    from other files on the device. `links` is the number of connections. `signer` is the signer
+    that the device verified, and `pinned` a signer that it trusts from now on. `same_version` is
+    another release with the same version, if signers are pinned. `smoke_fresh` is true for a new
+    smoke test, false for an earlier one's record; with `emulated`, its times and memory are an
+    emulator's. `seconds` has the wall time of each phase.
     """
 
     device: str
@@ -468,6 +469,7 @@ class _Deploy:
             wait_s=wait_s,
             silence_s=wait_s + health.timeout_s + options.answer_s,
             allow_downgrade=options.allow_downgrade,
+            trial=options.trial,
         )
 
     def _send(self, exchange: Exchange, state: RemoteState) -> None:
@@ -526,6 +528,9 @@ class _Deploy:
                     "smoke test: run its input (and photo) there, compare the outputs",
                 ),
             ]
+            if self._options.trial:
+                steps[-2] = steps.pop()
+                steps.append(("trial", f"beside {state.current}, on its pictures; then decide"))
         if state.remove:
             steps.append(("prune", f"remove {', '.join(state.remove)}"))
         return DeployPlan(
@@ -553,7 +558,7 @@ class _Deploy:
             release=manifest.release,
             version=manifest.version,
             # Whatever the last of several links found there, all of them were this deploy.
-            outcome="deployed" if sent_files else done.outcome,
+            outcome=ON_TRIAL if self._options.trial else "deployed" if sent_files else done.outcome,
             before=self._first.current,
             previous=done.previous,
             missing_bytes=_left(self._first),

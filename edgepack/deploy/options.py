@@ -2,12 +2,52 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from edgepack.base.errors import UsageError
 from edgepack.device.options import COMMAND_TIMEOUT_S
 
 KEEP_RELEASES = 3
+ON_TRIAL = "on trial"
+"""The outcome of a deploy that began a trial."""
+
+_MOST_TRIAL_S = 30 * 86400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialRules:
+    """How long a trial lasts, and what the candidate must reach to become the current release.
+
+    `share` is the share of the current release's pictures that the candidate is given, at most:
+    those that come while it is busy are left out. `min_agreement` is the mean over all compared
+    pictures. `max_latency` limits the candidate's latency as a multiple of the current release's.
+    With fewer than `min_pictures` compared pictures the candidate is dropped.
+
+    Raises UsageError for a value out of range.
+    """
+
+    seconds: float = 7200.0
+    share: float = 0.1
+    min_agreement: float = 0.98
+    max_latency: float = 1.2
+    min_pictures: int = 20
+
+    def __post_init__(self) -> None:
+        for option, holds, allowed in (
+            ("--shadow", 0 < self.seconds <= _MOST_TRIAL_S, "more than 0 s and at most 30 d"),
+            ("--share", 0 < self.share <= 1, "above 0 and at most 1"),
+            ("--min-agreement", 0 <= self.min_agreement <= 1, "between 0 and 1"),
+            ("--max-latency", 0 < self.max_latency < float("inf"), "above 0"),
+            ("--min-pictures", self.min_pictures >= 1, "at least 1"),
+        ):
+            if not holds:
+                raise UsageError(f"{option} must be {allowed}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the device reads it."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +63,8 @@ class DeployOptions:
     `new_version`, and if signers are pinned, a bundle with the same version as a different
     earlier release is refused. `replace_model` allows replacing another model (see
     `check_same_model`). If `machine_id` is given, a device with another one is refused.
+    With `trial` the release is installed and tested, but not activated: it is tried beside the
+    current one, and the device decides.
     """
 
     keep: int = KEEP_RELEASES
@@ -35,6 +77,7 @@ class DeployOptions:
     replace_model: bool = False
     signers: str | Path | None = None
     machine_id: str = ""
+    trial: TrialRules | None = None
 
 
 DEFAULT_OPTIONS = DeployOptions()

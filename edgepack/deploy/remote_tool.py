@@ -36,6 +36,7 @@ from edgepack.deploy.answers import (
     Trust,
     read_object,
 )
+from edgepack.deploy.trial import TrialStatus
 from edgepack.device.base import Device, RemoteResult
 from edgepack.device.errors import (
     ConnectionLostError,
@@ -88,6 +89,7 @@ _KINDS: Mapping[str, type[EdgepackError]] = {
     "over-latency": SmokeTestError,
     "over-memory": SmokeTestError,
     "no-release": NothingThereError,
+    "no-trial": NothingThereError,
 }
 _CODES: Mapping[int, type[EdgepackError]] = {
     UsageError.exit_code: UsageError,
@@ -378,6 +380,22 @@ def trust(device: Device, root: str) -> Trust:
 def rollback(device: Device, root: str, *, to: str | None = None) -> Switched:
     """Back to the release before, or to the one called `to`. Raises as `call`."""
     return Switched.read(_ask(device, root, "rollback", *(("--to", to) if to else ())))
+
+
+def trial(device: Device, root: str, action: str) -> TrialStatus:
+    """The last trial there; `action` is "status", "stop", "activate" or "resume".
+
+    Raises as `call`, UsageError for an older device tool.
+    """
+    try:
+        return TrialStatus.read(_ask(device, root, "trial", action))
+    except UsageError as error:
+        if "unknown command" not in error.message:
+            raise
+        raise UsageError(
+            f"{device.name}: its device tool is older and knows no trials",
+            hint="`edgepack deploy` without --shadow brings one that does",
+        ) from None
 
 
 def prune(device: Device, root: str, *, keep: int, dry_run: bool = False) -> Pruned:

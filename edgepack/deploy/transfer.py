@@ -24,11 +24,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from edgepack.base.errors import EdgepackError, RemoteError
 from edgepack.base.text import message
 from edgepack.deploy import chunks
 from edgepack.deploy.answers import Answer, DeviceRefusal, SenselessError, read_object
+from edgepack.deploy.options import TrialRules
 from edgepack.deploy.remote_tool import tool_error
 from edgepack.deploy.smoke import Smoke, read_health
 from edgepack.device.base import Stream
@@ -63,7 +65,7 @@ class InstallRequest:
     `signature` and `signers` may be empty. One that has the `session` of another, whose link
     was lost, takes the lock over from it. `wait_s` bounds the wait for another deploy,
     `silence_s` that for the next event. `retest` asks for the health gate even if the
-    release has passed it before.
+    release has passed it before. With `trial` the release is not activated but tried.
     """
 
     manifest: bytes
@@ -77,12 +79,14 @@ class InstallRequest:
     silence_s: float
     allow_downgrade: bool = False
     retest: bool = False
+    trial: TrialRules | None = None
 
     def to_bytes(self) -> bytes:
         """The line and what follows it."""
-        head = {
+        head: dict[str, Any] = {
             "protocol": PROTOCOL,
-            "op": "plan" if self.plan else "deploy",
+            # A word of its own: a device tool that knows no trials must not activate the release.
+            "op": "plan" if self.plan else "trial" if self.trial else "deploy",
             "by": self.by,
             # A second opinion, for a device whose own clock may be wrong.
             "time": int(time.time()),
@@ -95,6 +99,8 @@ class InstallRequest:
             "signature_bytes": len(self.signature),
             "signers_bytes": len(self.signers),
         }
+        if self.trial:
+            head["trial"] = self.trial.to_dict()
         return json.dumps(head).encode() + b"\n" + self.manifest + self.signature + self.signers
 
 

@@ -1,0 +1,116 @@
+"""A trial: a release answers the pictures of the current one beside it, and is compared.
+
+It runs and is decided on the device (cpp_runtime/device/src/trial_run.cc); here is what the device
+says of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgepack.base.errors import UsageError
+from edgepack.base.text import format_count, megabytes
+from edgepack.deploy.answers import Answer
+from edgepack.deploy.options import TrialRules
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialStatus:
+    """How a trial goes, or how it ended.
+
+    `release` is the candidate, `before` what was current when it began. `phase` is "running",
+    "activating", "activated", "dropped" or "stopped", and `reason` says why it ended. With `runs`
+    false and one of the first two phases, a reboot interrupted it. `agreement` is None before the
+    first compared picture, `latency_ratio` before it was measured. `difference` is the largest
+    difference of the scores of what both found.
+    """
+
+    release: str
+    before: str
+    phase: str
+    reason: str
+    runs: bool
+    rules: TrialRules
+    elapsed_s: float
+    pictures: int
+    differing: int
+    incomparable: int
+    crashes: int
+    agreement: float | None
+    latency_ratio: float | None
+    difference: float
+    peak_bytes: int
+    document: Mapping[str, Any] = field(repr=False)
+
+    @staticmethod
+    def read(answer: Answer) -> TrialStatus:
+        """Of {"trial", "runs"}."""
+        runs = answer.take("runs", bool)
+        return answer.need("trial", lambda it: _read(it, runs, answer.document))
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it has not ended, and nobody runs it."""
+        return self.phase in ("running", "activating") and not self.runs
+
+    def lines(self) -> list[str]:
+        """For a person."""
+        phase = "interrupted; `edgepack trial resume` continues" if self.interrupted else self.phase
+        lines = [
+            f"trial     release {self.release} beside {self.before}: {phase}",
+            f"time      {self.elapsed_s:.0f} of {self.rules.seconds:.0f} s",
+            f"compared  {format_count(self.pictures, 'picture')}, {self.differing} differ",
+        ]
+        if self.reason:
+            lines.insert(1, f"because   {self.reason}")
+        if self.incomparable:
+            lines[-1] += f"; {self.incomparable} more give nothing that is compared"
+        if self.agreement is not None:
+            lines.append(
+                f"agreement {self.agreement:.2%} (needed: {self.rules.min_agreement:.2%}); "
+                f"scores differ by up to {self.difference:.3g}"
+            )
+        if self.latency_ratio is not None:
+            lines.append(
+                f"latency   {self.latency_ratio:.2f} x (allowed: {self.rules.max_latency:g} x)"
+            )
+        lines.append(f"memory    peak {megabytes(self.peak_bytes)}")
+        if self.crashes:
+            lines.append(f"crashes   {self.crashes}")
+        return lines
+
+
+def _read_rules(answer: Answer) -> TrialRules:
+    try:
+        return TrialRules(
+            seconds=answer.take("seconds", float),
+            share=answer.take("share", float),
+            min_agreement=answer.take("min_agreement", float),
+            max_latency=answer.take("max_latency", float),
+            min_pictures=answer.size("min_pictures"),
+        )
+    except UsageError as error:
+        raise answer.fail("seconds", error.message) from None
+
+
+def _read(answer: Answer, runs: bool, document: Mapping[str, Any]) -> TrialStatus:
+    return TrialStatus(
+        release=answer.text("release"),
+        before=answer.text("before"),
+        phase=answer.text("phase"),
+        reason=answer.text("reason"),
+        runs=runs,
+        rules=answer.need("rules", _read_rules),
+        elapsed_s=answer.take("elapsed_s", float),
+        pictures=answer.size("pictures"),
+        differing=answer.size("differing"),
+        incomparable=answer.size("incomparable"),
+        crashes=answer.size("crashes"),
+        agreement=answer.take("agreement", float, None),
+        latency_ratio=answer.take("latency_ratio", float, None),
+        difference=answer.take("largest_difference", float),
+        peak_bytes=answer.size("peak_bytes"),
+        document=document,
+    )

@@ -1,0 +1,288 @@
+"""Trials on this machine: real releases, the real app and its live frames, the real device tool."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgepack.base.errors import NothingThereError, UsageError
+from edgepack.bundle.bundle import Bundle
+from edgepack.deploy.deploy import deploy_bundle
+from edgepack.deploy.options import DeployOptions, TrialRules
+from edgepack.deploy.remote_tool import rollback, status, trial
+from edgepack.deploy.trial import TrialStatus
+from edgepack.device import LocalDevice
+from edgepack.flow.job import make_job, package_job
+from edgepack.flow.project import load_project
+from tests.monitored import COLUMNS, HEIGHT, WIDTH, pictures
+from tests.onnx_models import Builder
+
+ROOT = "edgepack/columns"
+LONGEST_S = 180.0
+RULES = TrialRules(seconds=8, share=1.0, min_pictures=1, max_latency=50.0)
+"""What is measured on a machine that does other things, too, says little of latency."""
+
+
+def release(folder: Path, *, order: list[int], version: int) -> Bundle:
+    """A release of a model whose class is the brightest of eight columns, in this `order`."""
+    b = Builder()
+    b.op("ReduceMean", "x", keepdims=0, axes=[1, 2], outputs=["rows"])
+    b.op("Reshape", "rows", b.const(np.array([1, COLUMNS, 4], np.int64)), outputs=["eighths"])
+    b.op("ReduceMean", "eighths", keepdims=0, axes=[2], outputs=["means"])
+    b.op("Gather", "means", b.const(np.array(order, np.int64)), axis=1, outputs=["scores"])
+    folder.mkdir()
+    b.save(folder / "columns.onnx", {"x": [1, 3, HEIGHT, WIDTH]}, {"scores": [1, COLUMNS]})
+    (folder / "edgepack.toml").write_text(
+        '[project]\nmodel = "columns.onnx"\nboard = "local"\nverify = false\n'
+        f"version = {version}\n"
+        "[preprocess]\nscale = 1.0\nmean = [0, 0, 0]\nstd = [1, 1, 1]\n"
+        f'resize = {{ mode = "exact", height = {HEIGHT}, width = {WIDTH} }}\n'
+    )
+    return package_job(make_job(load_project(folder / "edgepack.toml")), folder / "bundle")
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
+    """The current release, one that says the same, and one that numbers its columns otherwise."""
+    folder, as_it_is = tmp_path_factory.mktemp("bundles"), list(range(COLUMNS))
+    return {
+        "first": release(folder / "first", order=as_it_is, version=1),
+        "same": release(folder / "same", order=as_it_is, version=2),
+        "other": release(folder / "other", order=as_it_is[::-1], version=3),
+    }
+
+
+class Board:
+    """This machine as a device, with the current release's app on a stream of frames."""
+
+    def __init__(self, home: Path, bundles: dict[str, Bundle]) -> None:
+        self.device, self.root, self.bundles = LocalDevice(home), home / ROOT, bundles
+        self.answers = 0
+
+    def deploy(self, name: str, rules: TrialRules | None = None) -> str:
+        options = DeployOptions(trial=rules, replace_model=True)
+        return deploy_bundle(self.bundles[name], self.device, ROOT, options=options).outcome
+
+    def current(self) -> str:
+        return (self.root / "current").readlink().name
+
+    def id(self, name: str) -> str:
+        return self.bundles[name].manifest.release
+
+    def trial(self, action: str = "status") -> TrialStatus:
+        return trial(self.device, ROOT, action)
+
+    def until(self, holds: Callable[[TrialStatus], bool]) -> TrialStatus:
+        end = time.monotonic() + LONGEST_S
+        while not holds(now := self.trial()):
+            assert time.monotonic() < end, now
+            time.sleep(0.1)
+        return now
+
+    def over(self) -> TrialStatus:
+        return self.until(lambda it: it.phase not in ("running", "activating"))
+
+    def processes(self, program: Path, *words: str) -> list[int]:
+        """Those that run a program with these first words."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                said = (process / "cmdline").read_text().split("\0")[1:]
+                if (process / "exe").readlink() == program and said[: len(words)] == [*words]:
+                    found.append(int(process.name))
+        return found
+
+    def runner(self) -> int:
+        """The process that runs the trial."""
+        (process,) = self.processes(self.root / "bin/edgepack-device", "trial", "run")
+        return process
+
+    def candidates(self, name: str) -> list[int]:
+        """Processes of that release's app which read frames."""
+        program = self.root / "releases" / self.id(name) / "bin/edgepack-run"
+        return self.processes(program, "--frames")
+
+    @contextlib.contextmanager
+    def live(self, rate_s: float = 0.01) -> Iterator[subprocess.Popen[bytes]]:
+        """The current release's app, fed with frames; every line is an answer."""
+        app = self.root / "releases" / self.current() / "bin/edgepack-run"
+        words = [app, "--frames", "bgr24", "--size", f"{WIDTH}x{HEIGHT}", "--threads", "1"]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        into, out, done = process.stdin, process.stdout, threading.Event()
+        frames = [picture.tobytes() for picture in pictures("left", 100, 7)]
+
+        def feed() -> None:
+            with contextlib.suppress(BrokenPipeError):
+                while not done.wait(rate_s):
+                    into.write(frames[self.answers % 100])
+                    into.flush()
+
+        def read() -> None:
+            for line in out:
+                self.answers += "frame" in json.loads(line)
+
+        threads = [threading.Thread(target=feed), threading.Thread(target=read)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield process
+        finally:
+            done.set()
+            threads[0].join()
+            with contextlib.suppress(BrokenPipeError):
+                into.close()
+            process.wait(60)
+            threads[1].join()
+
+
+@pytest.fixture
+def board(tmp_path: Path, bundles: dict[str, Bundle]) -> Iterator[Board]:
+    board = Board(tmp_path, bundles)
+    board.deploy("first")
+    yield board
+    with contextlib.suppress(NothingThereError):
+        board.trial("stop")
+
+
+def test_a_candidate_that_says_the_same_is_activated_on_the_device(board: Board) -> None:
+    assert board.deploy("same", RULES) == "on trial"
+    assert board.current() == board.id("first")
+    with board.live():
+        done = board.over()
+        assert board.answers > 0
+    assert (done.phase, done.agreement) == ("activated", 1.0)
+    assert done.pictures >= RULES.min_pictures
+    assert (done.differing, done.incomparable, done.crashes) == (0, 0, 0)
+    assert done.latency_ratio is not None
+    assert done.peak_bytes > 0
+    assert board.current() == board.id("same")
+    assert board.candidates("same") == []
+    # It was tested as any other, and there is a way back.
+    current = status(board.device, ROOT).current
+    assert current is not None
+    assert current.health is not None
+    assert rollback(board.device, ROOT).release == board.id("first")
+
+
+def test_what_the_candidate_may(board: Board) -> None:
+    board.deploy("same", replace(RULES, seconds=600))
+    with board.live():
+        board.until(lambda it: it.pictures > 0)
+        (process,) = board.candidates("same")
+        text = Path(f"/proc/{process}/status").read_text()
+        facts = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+        # A filter (2), which nothing that it starts can leave.
+        assert (facts["Seccomp"], facts["NoNewPrivs"]) == ("2", "1")
+        assert os.sched_getscheduler(process) == os.SCHED_IDLE
+        assert os.getpriority(os.PRIO_PROCESS, process) == 19
+        assert Path(f"/proc/{process}/oom_score_adj").read_text() == "1000\n"
+        board.trial("stop")
+    # Nobody else reads how it went, or hands over pictures, once it is over.
+    assert not (board.root / "trial/frames").exists()
+
+
+def test_a_candidate_that_says_otherwise_is_dropped(board: Board) -> None:
+    board.deploy("other", RULES)
+    with board.live():
+        done = board.over()
+    # The brightest column is one of the first four: of the others' numbers none is the same.
+    assert (done.phase, done.agreement, done.differing) == ("dropped", 0.0, done.pictures)
+    assert "needed is 0.98" in done.reason
+    assert board.current() == board.id("first")
+
+
+def test_without_pictures_nothing_is_activated(board: Board) -> None:
+    board.deploy("same", replace(RULES, seconds=0.5))
+    done = board.over()
+    assert done.phase == "dropped"
+    assert done.reason == "only 0 pictures were compared, 1 are needed"
+    assert board.current() == board.id("first")
+
+
+def test_a_slow_candidate_is_dropped_before_it_sees_a_picture(board: Board) -> None:
+    board.deploy("same", replace(RULES, max_latency=1e-6))
+    done = board.over()
+    assert done.phase == "dropped"
+    assert "times as long as release" in done.reason
+    assert done.pictures == 0
+
+
+def test_the_candidate_that_dies_and_dies_is_dropped_and_the_app_runs_on(board: Board) -> None:
+    board.deploy("same", replace(RULES, seconds=600))
+    with board.live() as app:
+        done = board.trial()
+        end = time.monotonic() + LONGEST_S
+        while done.phase == "running":
+            for process in board.candidates("same"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            assert time.monotonic() < end
+            time.sleep(0.02)
+            done = board.trial()
+        assert app.poll() is None
+        answers = board.answers
+        while board.answers == answers:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+    assert (done.phase, done.crashes) == ("dropped", 3)
+    assert "the candidate crashed 3 times" in done.reason
+    assert board.current() == board.id("first")
+
+
+def test_a_trial_that_is_killed_goes_on_when_it_is_resumed(board: Board) -> None:
+    board.deploy("same", replace(RULES, seconds=600))
+    with board.live():
+        board.until(lambda it: it.latency_ratio is not None)
+        process = board.runner()
+        os.kill(process, signal.SIGKILL)
+        now = board.until(lambda it: not it.runs)
+        assert now.interrupted
+        assert board.current() == board.id("first")
+        # It is not pruned, for its trial is not over.
+        assert (board.root / "releases" / board.id("same")).is_dir()
+        assert board.trial("resume").release == board.id("same")
+        board.until(lambda it: it.runs)
+        stopped = board.trial("stop")
+    assert (stopped.phase, stopped.reason) == ("stopped", "stopped by the operator")
+    assert board.candidates("same") == []
+    with pytest.raises(NothingThereError):
+        board.trial("stop")
+
+
+def test_the_operator_may_decide_and_another_deploy_ends_a_trial(board: Board) -> None:
+    board.deploy("same", replace(RULES, seconds=600))
+    with pytest.raises(UsageError, match=f"a trial of release {board.id('same')} runs"):
+        board.deploy("other", RULES)
+    assert board.trial("activate").phase == "activated"
+    assert board.current() == board.id("same")
+    with pytest.raises(UsageError, match="is current: it needs no trial"):
+        board.deploy("same", RULES)
+    board.deploy("other", replace(RULES, seconds=600))
+    board.deploy("first")
+    done = board.over()
+    assert done.phase == "dropped"
+    assert done.reason == f"release {board.id('first')} became current meanwhile"
+
+
+def test_the_app_is_killed_and_its_next_one_is_found(board: Board) -> None:
+    board.deploy("same", replace(RULES, seconds=600))
+    with board.live() as app:
+        board.until(lambda it: it.latency_ratio is not None)
+        app.kill()
+    seen = board.trial().pictures
+    with board.live():
+        board.until(lambda it: it.pictures > seen)
+    board.trial("stop")
