@@ -14,6 +14,7 @@ from tvm import relax
 
 from edgepack.base import apart
 from edgepack.compiler import place
+from edgepack.compiler.layers.moved import with_activations_first
 from edgepack.compiler.layers.plain import with_variables
 from edgepack.compiler.layers.quantized_weights import keep_integers
 from edgepack.compiler.layers.quotients import as_products
@@ -77,7 +78,7 @@ def fold(
     """
     kept = keep_integers(module, keep=integers)
     folded = _apply([relax.transform.FoldConstant()], kept, target, model)
-    folded = with_variables(as_products(folded))
+    folded = with_activations_first(with_variables(as_products(folded)))
     _check_shapes(folded["main"], model)
     return folded
 
