@@ -141,7 +141,7 @@ class Apart:
         reader = threading.Thread(target=_collect, args=(child.stderr, said), daemon=True)
         where = ""
         end: tuple[str, Any] = ("", None)
-        with watched(child):
+        with child, watched(child):  # and its pipes are closed
             try:
                 reader.start()
                 assert child.stdin is not None

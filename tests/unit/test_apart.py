@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import warnings
 
 import numpy as np
 import pytest
@@ -91,3 +93,12 @@ def test_memory_and_time_have_limits() -> None:
     with pytest.raises(LimitError) as caught:
         Apart(limits=Limits(memory_mb=1024, cpu_s=1)).call(spin)
     assert (caught.value.what, caught.value.at) == ("cpu", "lowering it")
+
+
+def test_no_pipe_is_left_open() -> None:
+    """As `python -W error` would say, and a program that runs for weeks would feel."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert Apart().call(len, "four") == 4
+        gc.collect()
+    assert [str(one.message) for one in said if one.category is ResourceWarning] == []
