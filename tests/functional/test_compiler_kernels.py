@@ -86,6 +86,17 @@ def transposed_convolutions(net: Builder) -> dict[str, str]:
         "transposed 3x3 of stride 1": one("many", 24, 3, pads=[1, 1, 1, 1]),
         "transposed groups": one("wide", 16, 3, group=4, strides=[2, 2]),
         "transposed depthwise": one("seven", 7, 4, group=7, strides=[2, 2], pads=[1, 1, 1, 1]),
+        "spread to one channel": net.op(
+            "Sigmoid",
+            one("wide", 1, 3, strides=[2, 2], pads=[1, 1, 1, 1], output_padding=[1, 1]),
+        ),
+        "spread to three": one("many", 3, 4, strides=[2, 2], pads=[1, 1, 1, 1]),
+        "spread of stride 1": one("many", 1, 3, pads=[1, 0, 1, 2]),
+        "spread 5x5": one("wide", 2, 5, strides=[3, 2], pads=[1, 2, 0, 1]),
+        "spread 2x2": net.op("Tanh", one("many", 1, 2, strides=[2, 2])),
+        "spread and summed": net.op(
+            "Add", one("wide", 1, 3, strides=[2, 2]), one("wide", 1, 3, strides=[2, 2])
+        ),
         "transposed and more": net.op(
             "Relu", net.op("Add", summed, net.op("Tanh", one(inner, 12, 2, strides=[2, 2])))
         ),

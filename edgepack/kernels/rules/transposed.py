@@ -44,10 +44,13 @@ from edgepack.kernels.value import extent
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """`size` output pixels from `first` on, and the convolution that makes them."""
+    """`size` output pixels from `first` on, and the convolution that makes them, of these rows and
+    columns of the window."""
 
     first: tuple[int, int]
     size: tuple[int, int]
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
     convolution: Convolution
 
 
@@ -67,6 +70,8 @@ def phases(operator: TransposedConvolution, out: tuple[int, int]) -> Iterator[Ph
             yield Phase(
                 first=(y, x),
                 size=(height, width),
+                rows=tuple(map(int, rows)),
+                columns=tuple(map(int, columns)),
                 convolution=Convolution(
                     weight=operator.weight[:, :, rows][:, :, :, columns],
                     bias=operator.bias,
