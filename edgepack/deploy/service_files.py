@@ -22,7 +22,7 @@ _NETWORK = {
     "loopback": "IPAddressDeny=any\nIPAddressAllow=localhost",
     "any": "IPAddressAllow=any",
 }
-# What the supervisor itself needs: it is a static program of under 1 MB that maps no model.
+# What the supervisor itself needs: it is a static program of about 1 MB that maps no model.
 _SUPERVISOR_MB = 8
 # Debian's adduser takes no longer name.
 _MAX_ACCOUNT = 32
