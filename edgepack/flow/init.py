@@ -43,7 +43,7 @@ from edgepack.flow.reference import golden_inputs, model_outputs
 from edgepack.flow.rows import takes_rows
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo, read_model
 from edgepack.model.index import GraphIndex
-from edgepack.model.some_shapes import some_shapes
+from edgepack.model.some_shapes import some_shapes, told_axes
 from edgepack.model.states import alike_states, begin_text, propose_states
 from edgepack.postprocess.spec import read_postprocess
 from edgepack.preprocess.presets import PRESETS, fit_size
@@ -698,9 +698,11 @@ def _shapes(
         shape = list(guessed.get(info.name, chosen[info.name]))
         why = "a batch of one" if shape else ""
         if info.name in guessed:
-            axes = [at for at, one in enumerate(chosen[info.name]) if not isinstance(one, int)]
+            told = told_axes(model.proto.graph, info.name, len(shape))
+            open_axes = [at for at, one in enumerate(chosen[info.name]) if not isinstance(one, int)]
+            axes = [at for at in open_axes if at not in told]
             why = f"{_GUESS}: nothing tells {'axis' if len(axes) == 1 else 'axes'} "
-            why += ", ".join(map(str, axes))
+            why = why + ", ".join(map(str, axes)) if axes else "as many as the weights take"
         lines.append(Line(info.name, shape, why))
     return tuple(lines)
 

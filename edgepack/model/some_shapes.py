@@ -54,6 +54,12 @@ def some_shapes(graph: Any, inputs: Mapping[str, Dims]) -> dict[str, tuple[int, 
     return found
 
 
+def told_axes(graph: Any, name: str, rank: int) -> set[int]:
+    """The axes of an input behind the first whose sizes weights tell."""
+    weights = {item.name: tuple(item.dims) for item in graph.initializer}
+    return {axis for axis, _ in _met(graph, name, rank, weights) if axis}
+
+
 def _usual(name: str, dims: Dims, met: Mapping[int, int], axis: int) -> int:
     """What most models have of an axis behind the batch."""
     if _is_side(dims, met, axis):

@@ -691,6 +691,18 @@ def test_inputs_that_are_no_photos(tmp_path: Path) -> None:
         draft_project(path, tmp_path / "b.toml", preset="timm")
 
 
+def test_columns_that_weights_tell_are_no_guess(tmp_path: Path) -> None:
+    """Of a table, whose rows are taken then."""
+    b = Builder()
+    b.op(
+        "MatMul", b.op("Sub", "x", b.const(np.ones(13, np.float32))), b.weight(13, 2), outputs=["y"]
+    )
+    draft, project = drafted(b.save(tmp_path / "m.onnx", {"x": [None, None]}, {"y": [None, 2]}))
+    assert project.shapes == {"x": (1, 13)}
+    assert (draft.open, draft.takes) == ((), "rows")
+    assert "x = [1, 13]  # as many as the weights take\n" in draft.text
+
+
 def test_axes_of_one_name_have_one_size(tmp_path: Path) -> None:
     """A batch is one in states, too, and what nothing tells is a guess, and a question."""
     b = Builder()
