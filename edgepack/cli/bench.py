@@ -101,7 +101,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
         console.step(f"{args.warmup} + {args.runs} runs on {device.name}")
         before = read_conditions(device)
         answer = ask_app(device, root, RunRequest(golden=True, options=tuple(options)))
-        stages = time_stages(device, root, more, runs=args.runs, progress=console)
+        stages = time_stages(
+            device, root, more, runs=args.runs, profile=args.profile, progress=console
+        )
         after = read_conditions(device)
     finally:
         device.close()
@@ -112,9 +114,12 @@ def run(args: argparse.Namespace, console: Console) -> int:
         lines += stage_time_lines(stages)
     lines += _conditions(before, after)
     if answer.profile:
-        lines += ["", *profile_lines(answer.profile)]
+        of_first = ["layers of the first model:"] if stages else []
+        lines += ["", *of_first, *profile_lines(answer.profile)]
     title = f"{root} on {device.name}"
-    made = bench_page(answer, title, release=release, conditions=(before, after), frame=frame)
+    made = bench_page(
+        answer, title, release=release, conditions=(before, after), frame=frame, stages=stages
+    )
     save(args, console, made)
     conditions = {"before": asdict(before), "after": asdict(after)}
     data = {**answer.to_dict(), "conditions": conditions}

@@ -180,30 +180,47 @@ def bench_lines(bench: Bench) -> list[str]:
     ]
 
 
-def stage_time_lines(times: StageTimes) -> list[str]:
-    """Each model of a release with stages, alone, and the photo through all of them."""
-    mark = emulated_mark(times.whole.emulated)
-    rows = [
-        (
-            part.stage or "(first)",
-            str(part.boxes),
-            f"{part.bench.p50_ms:.2f}",
-            f"{part.bench.min_ms:.2f}",
-            f"{part.boxes * part.bench.min_ms:.2f}",
-            f"{part.rss_peak_bytes / 1e6:.1f}",
-        )
-        for part in times.parts
-    ]
-    p50, fastest = f"{times.whole.p50_ms:.2f}", f"{times.whole.min_ms:.2f}"
-    rows.append(("(whole)", "1", p50, fastest, fastest, f"{times.rss_peak_bytes / 1e6:.1f}"))
+STAGE_TIMES = ("MODEL", "RUNS", "P50 MS", "MIN MS", "ALL RUNS", "PEAK MB", "WEIGHTS", "ARENA")
+
+
+def stage_time_rows(times: StageTimes) -> list[tuple[str, ...]]:
+    """Each model of a release with stages, alone, and the photo through all of them: the cells of
+    `STAGE_TIMES`."""
+    models = [(part.stage or "(first)", part.boxes, part.bench) for part in times.parts]
+    memory = [(part.rss_peak_bytes, part.params_bytes, part.arena_bytes) for part in times.parts]
+    models.append(("(whole)", 1, times.whole))
+    memory.append((times.rss_peak_bytes, times.params_bytes, times.arena_bytes))
     return [
-        "",
-        table(rows, ("MODEL", "RUNS", f"P50 MS{mark.upper()}", "MIN MS", "ALL RUNS", "PEAK MB")),
-        "",
-        f"whole / sum of parts {times.time_ratio:.3f}{mark}, peak memory / largest part "
-        f"{times.memory_ratio:.3f}{mark}",
-        "",
+        (
+            name,
+            str(boxes),
+            f"{bench.p50_ms:.2f}",
+            f"{bench.min_ms:.2f}",
+            f"{boxes * bench.min_ms:.2f}",
+            *(f"{size / 1e6:.1f}" for size in sizes),
+        )
+        for (name, boxes, bench), sizes in zip(models, memory, strict=True)
     ]
+
+
+def stage_ratio_line(times: StageTimes) -> str:
+    """What the whole takes over its parts."""
+    mark = emulated_mark(times.whole.emulated)
+    return (
+        f"whole / sum of parts {times.time_ratio:.3f}{mark}, peak memory / largest part "
+        f"{times.memory_ratio:.3f}{mark}, without weights {times.unweighted_memory_ratio:.3f}{mark}"
+    )
+
+
+def stage_time_lines(times: StageTimes) -> list[str]:
+    """The same as a table, and the layers of each model after the first, if they were timed."""
+    mark = emulated_mark(times.whole.emulated).upper()
+    header = tuple(f"{name}{mark}" if name == "P50 MS" else name for name in STAGE_TIMES)
+    lines = ["", table(stage_time_rows(times), header), "", stage_ratio_line(times), ""]
+    for part in times.parts:
+        if part.stage and part.profile:
+            lines += [f"layers of {part.stage}:", *profile_lines(part.profile), ""]
+    return lines
 
 
 def profile_lines(profile: Profile) -> list[str]:

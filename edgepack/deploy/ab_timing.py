@@ -11,6 +11,7 @@ from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.deploy.answers import SenselessError
 from edgepack.deploy.conditions import Conditions, read_conditions
 from edgepack.deploy.remote_app import RunRequest, ask_app
+from edgepack.deploy.stage_times import photo_through_stages
 from edgepack.device.base import Device, is_emulated
 from edgepack.device.limit import limited
 
@@ -57,7 +58,8 @@ def time_in_turns(
     runs: int,
     progress: Progress = NO_PROGRESS,
 ) -> AbTiming:
-    """Two releases below `root`, `runs` golden runs of each in each of `ROUNDS` rounds.
+    """Two releases below `root`, `runs` golden runs of each in each of `ROUNDS` rounds; of one with
+    stages its golden photo through all of them.
 
     Raises what `ask_app` raises.
     """
@@ -76,14 +78,15 @@ def _duel(
     before = read_conditions(device)
     times: dict[str, list[float]] = {release: [] for release in releases}
     words = ("--bench", str(runs), *options)
+    requests = {release: _request(device, root, release, words) for release in releases}
     for number in range(ROUNDS):
         progress.step(f"round {number + 1} of {ROUNDS}, {runs} runs of each")
         for release in releases if number % 2 == 0 else reversed(releases):
-            request = RunRequest(golden=True, options=words, release=release)
-            answer = ask_app(device, root, request)
-            if answer.bench is None or answer.bench.p50_ms <= 0:
+            answer = ask_app(device, root, requests[release])
+            bench = answer.whole_bench or answer.bench
+            if bench is None or bench.p50_ms <= 0:
                 raise SenselessError(f"{device.name}: edgepack-run measured nothing")
-            times[release].append(answer.bench.p50_ms)
+            times[release].append(bench.p50_ms)
     a_ms, b_ms = (tuple(times[release]) for release in releases)
     ratio, low, high = interval(a_ms, b_ms)
     return AbTiming(
@@ -98,3 +101,10 @@ def _duel(
         after=read_conditions(device),
         emulated=is_emulated(device),
     )
+
+
+def _request(device: Device, root: str, release: str, words: tuple[str, ...]) -> RunRequest:
+    photo = photo_through_stages(device, root, release)
+    if photo:
+        return RunRequest(options=("--image", photo, *words), release=release)
+    return RunRequest(golden=True, options=words, release=release)

@@ -87,14 +87,27 @@ def test_each_stage_is_timed_and_the_one_that_changed_is_found(
     assert main(["deploy", *there]) == 0
     before = (folder / "device" / "current").resolve().name
     capsys.readouterr()
-    assert main(["bench", "-n", "5", *there, "--json"]) == 0
+    words = ["bench", "-n", "5", *there, "--profile", "--html", str(folder / "bench.html")]
+    assert main([*words, "--json"]) == 0
     parts = json.loads(capsys.readouterr().out)["stage_times"]["parts"]
     assert [(part["stage"], part["boxes"]) for part in parts] == [("", 1), ("all", 2), ("best", 1)]
+    assert all(part["rss_peak_bytes"] > part["params_bytes"] > 0 for part in parts)
+    graphs = [json.loads((folder / "device" / "current" / path).read_text())
+              for path in ("stages/1/model/graph.json", "stages/2/model/graph.json")]  # fmt: skip
+    assert [len(part["profile"]["layers"]) for part in parts[1:]] == [
+        len(graph["calls"]) for graph in graphs
+    ]
+    shown = (folder / "bench.html").read_text()
+    assert all(name in shown for name in ("Layers of all by time", "Layers of best by time"))
 
     (folder / "best.onnx").rename(folder / "was.onnx")
     _classifier(folder / "best.onnx", 5)
     assert main(["deploy", *there]) == 0
     capsys.readouterr()
+    after = (folder / "device" / "current").resolve().name
+    assert main(["bench", "-n", "1", *there, "--compare", before, after, "--json"]) == 0
+    # Each release's own photo goes through its stages: that takes longer than its first model.
+    assert len(json.loads(capsys.readouterr().out)["a_ms"]) == 10
     assert main(["compare", "--release", before, *there]) == 0
     assert capsys.readouterr().out.endswith("stage 'best' is the first to differ\n")
     assert main(["compare", "--release", before, *there, "--json"]) == 0

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from edgepack.deploy.answers import Release
     from edgepack.deploy.app_answers import AppAnswer
     from edgepack.deploy.conditions import Conditions
+    from edgepack.deploy.stage_times import StageTimes
 
 # Fewer runs are no quarters that could be compared.
 _QUARTERS = 8
@@ -28,12 +29,15 @@ def bench_page(
     release: Release | None = None,
     conditions: tuple[Conditions, Conditions] | None = None,
     frame: AppAnswer | None = None,
+    stages: StageTimes | None = None,
 ) -> Html:
     """Each run's latency in order, their percentiles, the parts of a frame, layers, memory; of
     which release, when, and what the device's clock and temperature were before and after.
 
-    `frame` is the answer to a photo, of which the golden input's has no decoding.
+    `frame` is the answer to a photo, of which the golden input's has no decoding. With `stages`
+    there is a table of all models; the rest is of the first.
     """
+    from edgepack.cli.result_lines import STAGE_TIMES, stage_ratio_line, stage_time_rows
     from edgepack.deploy.app_answers import emulated_mark
 
     mark = emulated_mark(answer.emulated)
@@ -44,6 +48,9 @@ def bench_page(
             page.verdict(f"Half of the runs take {milliseconds(bench.p50_ms)}{mark} or less")
         )
     parts.append(_circumstances(answer, release, conditions))
+    if stages is not None:
+        shown = page.table(stage_time_rows(stages), STAGE_TIMES)
+        parts.append(page.section("All models", stage_ratio_line(stages), shown))
     if bench is not None:
         parts.append(
             page.section("Latency", Html(bench._repr_html_()), _drift(bench.times_ms, mark))
@@ -58,6 +65,10 @@ def bench_page(
     parts.append(page.section("One frame", said if frame else "", drawn))
     if answer.profile is not None:
         parts.append(page.section("Layers by time", Html(answer.profile._repr_html_())))
+    for part in stages.parts if stages else ():
+        if part.stage and part.profile:
+            layers = Html(part.profile._repr_html_())
+            parts.append(page.section(f"Layers of {part.stage} by time", layers))
     parts.append(page.section("One run", run_times(answer)))
     return page.page(title, *parts, kind="bench")
 
