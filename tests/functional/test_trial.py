@@ -6,7 +6,9 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -114,10 +116,12 @@ class Board:
         return self.processes(program, "--frames")
 
     @contextlib.contextmanager
-    def live(self, rate_s: float = 0.01) -> Iterator[subprocess.Popen[bytes]]:
+    def live(self, account: str = "") -> Iterator[subprocess.Popen[bytes]]:
         """The current release's app, fed with frames; every line is an answer."""
         app = self.root / "releases" / self.current() / "bin/edgepack-run"
         words = [app, "--frames", "bgr24", "--size", f"{WIDTH}x{HEIGHT}", "--threads", "1"]
+        if account:
+            words = ["setpriv", f"--reuid={account}", "--regid=nogroup", "--clear-groups", *words]
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert process.stdin is not None
         assert process.stdout is not None
@@ -126,7 +130,7 @@ class Board:
 
         def feed() -> None:
             with contextlib.suppress(BrokenPipeError):
-                while not done.wait(rate_s):
+                while not done.wait(0.01):
                     into.write(frames[self.answers % 100])
                     into.flush()
 
@@ -286,3 +290,46 @@ def test_the_app_is_killed_and_its_next_one_is_found(board: Board) -> None:
     with board.live():
         board.until(lambda it: it.pictures > seen)
     board.trial("stop")
+
+
+def test_a_service_of_another_account_takes_part(bundles: dict[str, Bundle]) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can start the app as another account")
+    with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
+        Path(folder).chmod(0o755)
+        board = Board(Path(folder), bundles)
+        board.deploy("first")
+        board.deploy("same", replace(RULES, seconds=600))
+        with board.live("nobody"):
+            board.until(lambda it: it.pictures > 0)
+            assert board.trial("stop").agreement == 1.0
+
+
+def test_what_strangers_hand_over_is_left(board: Board) -> None:
+    board.deploy("same", replace(RULES, seconds=600))
+    board.until(lambda it: it.latency_ratio is not None)
+    about = {"format": "bgr24", "width": WIDTH, "height": HEIGHT}
+    memory, (pipe, other_end) = os.memfd_create("short"), os.pipe()
+    os.write(memory, b"short")
+    process = board.runner()
+    for said, handed in (
+        (b"no words about a picture", memory),
+        (json.dumps(about | {"picture_bytes": 2**40, "answer_bytes": 1}).encode(), memory),
+        (json.dumps(about | {"picture_bytes": 768, "answer_bytes": 10}).encode(), memory),
+        # Whose reading would wait without end.
+        (json.dumps(about | {"picture_bytes": 1, "answer_bytes": 1}).encode(), pipe),
+        (json.dumps(about | {"picture_bytes": 1, "answer_bytes": 1}).encode(), None),
+    ):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+            stranger.settimeout(LONGEST_S)
+            stranger.connect(str(board.root / "trial/frames"))
+            assert float(stranger.recv(100)) == RULES.share
+            socket.send_fds(stranger, [said], [] if handed is None else [handed])
+            assert stranger.recv(100) == b"", said  # it hangs up
+    for fd in (memory, pipe, other_end):
+        os.close(fd)
+    assert board.runner() == process
+    with board.live():
+        done = board.until(lambda it: it.pictures > 0)
+        board.trial("stop")
+    assert (done.agreement, done.crashes) == (1.0, 0)
