@@ -435,6 +435,10 @@ def roi_align(node: Node) -> relax.Expr:
     is_max = attributes.get("mode", b"avg") == b"max"
     count, (_, channels, *size) = shape_of(boxes)[0], shape_of(data)
     dtype = dtype_of(data)
+    # Channels side by side are read as vectors, and have their places in common.
+    turned = channels >= _FEWEST_TO_TURN and bool(node.cpu.isa)
+    if turned:
+        data = node.emit(relax.op.permute_dims(data, [0, 2, 3, 1]))
 
     def number(value: float) -> tirx.Expr:
         return tirx.const(value, dtype)
@@ -477,8 +481,12 @@ def roi_align(node: Node) -> relax.Expr:
             low = [tirx.Cast("int32", tirx.floor(at)) for at in (y, x_at)]
             high = [tirx.min(at + 1, extent - 1) for at, extent in zip(low, size, strict=True)]
             rest = [at - tirx.Cast(dtype, first) for at, first in zip((y, x_at), low, strict=True)]
+
+            def pixel(row: tirx.Expr, column: tirx.Expr) -> tirx.Expr:
+                return x(n, row, column, c) if turned else x(n, c, row, column)
+
             terms = [
-                x(n, c, (low, high)[a][0], (low, high)[b][1])
+                pixel((low, high)[a][0], (low, high)[b][1])
                 * (rest[0] if a else number(1) - rest[0])
                 * (rest[1] if b else number(1) - rest[1])
                 for a in range(2)
@@ -489,8 +497,13 @@ def roi_align(node: Node) -> relax.Expr:
                 return tirx.max(tirx.max(terms[0], terms[1]), tirx.max(terms[2], terms[3]))
             return terms[0] + terms[1] + terms[2] + terms[3]
 
+        if turned:
+            shape = (count, *out, samples * samples, channels)
+            return te.compute(shape, lambda r, i, j, k, c: value(r, c, i, j, k), name="samples")
         shape = (count, channels, *out, samples * samples)
         return te.compute(shape, value, name="samples")
 
     made = node.compute(sampled, data, boxes, of)
-    return relax.op.max(made, -1) if is_max else relax.op.mean(made, -1)
+    axis = 3 if turned else 4
+    made = node.emit(relax.op.max(made, axis) if is_max else relax.op.mean(made, axis))
+    return relax.op.permute_dims(made, [0, 3, 1, 2]) if turned else made

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from tests.onnx_models import Builder
-from tests.targets import compile_and_run, every_target_in_parts, save_cases, some, wrong_outputs
+from tests.targets import (
+    compile_and_run,
+    every_target,
+    every_target_in_parts,
+    save_cases,
+    some,
+    wrong_outputs,
+)
 
 # Of 13 and of 32 channels; places in rows and columns, and in one row; an axis of one pixel.
 SHAPES = {
@@ -79,3 +86,33 @@ def test_what_is_not_finite_stays_where_it_is(tmp_path: Path, padding: str) -> N
     assert np.isnan(middle[5]).all()
     others = np.delete(np.arange(image.shape[1]), 5)
     np.testing.assert_array_equal(middle[others], np.repeat(image[0, others, 3, 4, None], 44, 1))
+
+
+@every_target
+def test_boxes_of_many_channels(tmp_path: Path, board: str, cpu: str) -> None:
+    """RoiAlign and its mean, of boxes that reach beyond the image and of some that are none; the
+    number that is none is in what is near it alone."""
+    net = Builder(3)
+    shapes = {"x": (2, 13, 9, 12), "boxes": (5, 4), "few": (1, 3, 6, 7)}
+    given = {
+        "output_height": 3,
+        "output_width": 2,
+        "sampling_ratio": 2,
+        "spatial_scale": 0.5,
+    }
+    numbers = {"x": net.const([0, 1, 1, 0, 1], "int64"), "few": net.const([0] * 5, "int64")}
+    cases = {
+        f"{image} {mode}": net.op(
+            "RoiAlign", image, "boxes", of, coordinate_transformation_mode=mode, **given
+        )
+        for image, of in numbers.items()
+        for mode in ("half_pixel", "output_half_pixel")
+    }
+    path = save_cases(tmp_path / "boxes.onnx", net, shapes, cases)
+    inputs = [net.random.normal(size=shape).astype("float32") for shape in shapes.values()]
+    inputs[0][1, 4, 5, 6], inputs[0][0, 2, 0, 0] = np.nan, np.inf
+    inputs[1][:] = [[1, 2, 9, 8], [-7, 0, 4, 4.2], [10, 9, 60, 20], [3, 3, 3, 3], [9, 8, 1, 2]]
+    compiled, got = compile_and_run(path, inputs, board, cpu, tmp_path)
+    assert not wrong_outputs(path, inputs, got, tolerance=1e-5)
+    # Of the three channels none is turned.
+    assert sum(layer.kernel.startswith("transpose") for layer in compiled.layers) == 4
