@@ -17,9 +17,20 @@ from edgepack.model.index import GraphIndex
 OLDEST = 7
 # The same from opset 1 to the newest but for attributes that say nothing at inference.
 _UNCHANGED = ("GRU", "LSTM", "RNN")
+_OF_OTHERS = 17  # where a model names none
 _CASTS_BY_NUMBER, _PADS_BY_NAME = 6, 2
 _ASIDE = "edgepack.unchanged"
 _IDLE = ("consumed_inputs", "output_sequence")
+
+
+def _uses_none(proto: Any) -> bool:
+    """Whether a model names no opset of onnx's own operators, and has none of them."""
+    from edgepack.model import walk_nodes
+
+    of_onnx = ("", "ai.onnx")
+    return not any(entry.domain in of_onnx for entry in proto.opset_import) and not any(
+        node.domain in of_onnx for node in walk_nodes(proto.graph)
+    )
 
 
 def modernise_opset(path: Path, proto: Any) -> Any:
@@ -32,6 +43,12 @@ def modernise_opset(path: Path, proto: Any) -> Any:
     version = _version(proto.opset_import)
     if version >= OLDEST:
         return proto
+    if _uses_none(proto):
+        # Trees alone, as xgboost's converter writes them: what is added may be of any.
+        newer = type(proto)()
+        newer.CopyFrom(proto)
+        newer.opset_import.add(domain="", version=_OF_OTHERS)
+        return newer
     older = type(proto)()
     older.CopyFrom(proto)
     for node in older.graph.node:

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
 from edgepack.base.errors import ModelError, UsageError
-from edgepack.flow.reference import run_reference
+from edgepack.flow.reference import model_outputs, run_reference
 from edgepack.frontend.errors import UnsupportedOperatorError
 from edgepack.frontend.inspect import inspect_model
 from edgepack.frontend.load import load_model
@@ -545,3 +546,36 @@ def test_an_output_whose_size_the_model_computes_has_a_shape(tmp_path: Path) -> 
     zeros = np.zeros(shapes["image"], np.float32)
     (values,) = run_reference(tmp_path / "model.onnx", shapes, [zeros])
     assert output.shape == values.shape == (2, 4)
+
+
+def test_a_model_of_trees_alone_needs_no_opset_of_onnx(tmp_path: Path) -> None:
+    """xgboost's converter names none: x < 2 gives 5, else 7, as onnxruntime has it."""
+    node = helper.make_node(
+        "TreeEnsembleRegressor",
+        ["x"],
+        ["y"],
+        domain="ai.onnx.ml",
+        nodes_treeids=[0, 0, 0],
+        nodes_nodeids=[0, 1, 2],
+        nodes_featureids=[0, 0, 0],
+        nodes_modes=["BRANCH_LT", "LEAF", "LEAF"],
+        nodes_values=[2.0, 0.0, 0.0],
+        nodes_truenodeids=[1, 0, 0],
+        nodes_falsenodeids=[2, 0, 0],
+        target_treeids=[0, 0],
+        target_nodeids=[1, 2],
+        target_ids=[0, 0],
+        target_weights=[5.0, 7.0],
+        n_targets=1,
+    )
+    x, y = (helper.make_tensor_value_info(name, 1, [3, 1]) for name in "xy")
+    graph = helper.make_graph([node], "trees", [x], [y])
+    domains = [helper.make_opsetid("ai.onnx.ml", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=domains, ir_version=8), tmp_path / "m.onnx")
+    rows = np.array([[1], [2], [3]], np.float32)
+    (due,) = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(None, {"x": rows})
+    assert due.reshape(-1).tolist() == [5, 7, 7]
+    model = read_model(ModelSpec(path=tmp_path / "m.onnx"))
+    onnx.checker.check_model(model.proto)
+    ((got,),) = model_outputs(model.path, model.proto, [[rows]])
+    np.testing.assert_array_equal(got, due)
