@@ -164,16 +164,18 @@ class Deployment(Closing):
         input itself: an array of its shape (and of its dtype, or one that numpy casts to it as
         "same_kind"), or a .npy or .raw file. A model with several inputs takes a mapping of
         names to arrays. With `color`, an array is a camera's picture: uint8, (height, width, 3)
-        for "rgb" and "bgr", (height, width) for "gray". For a list of photos, `run` returns a
-        list. `top` is the number of classes to return (default: 5 if the only output is a vector
-        of scores), `threads` is 1 to 64 (default: the cores of the fastest kind), and `affinity`
-        is "big", "little", "all", "none" or CPU numbers such as "0,2-3".
+        for "rgb" and "bgr", (height, width) for "gray". For a list or iterator of photos, `run`
+        returns a list. `top` is the number of classes to return (default: 5 if the only output is
+        a vector of scores), `threads` is 1 to 64 (default: the cores of the fastest kind), and
+        `affinity` is "big", "little", "all", "none" or CPU numbers such as "0,2-3".
 
         Raises ModelError if an array does not fit its input, UsageError if there is no such photo,
         and what `run_on_device` raises.
         """
         options = _words(top=top, threads=threads, affinity=affinity)
-        if isinstance(data, list | tuple) and data and all(is_photo(one, color) for one in data):
+        if isinstance(data, Iterator):  # as of a generator, or of Path.glob
+            data = list(data)
+        if isinstance(data, list | tuple) and all(is_photo(one, color) for one in data):
             return [self._run(one, color, options, timeout_s) for one in data]
         return self._run(data, color, options, timeout_s)
 
@@ -494,9 +496,11 @@ def _matched(data: object, wanted: Sequence[Tensor]) -> Iterator[tuple[Tensor, A
     for tensor in wanted:
         array: Array = np.asarray(given[tensor.name])
         if array.shape != tensor.shape or not np.can_cast(array.dtype, tensor.dtype, "same_kind"):
+            is_array = array.dtype.kind in "biufc"
+            what = f"the array is {array.dtype} {array.shape}" if is_array else "given is "
+            what += "" if is_array else f"{type(given[tensor.name]).__name__}, which is no array"
             raise ModelError(
-                f"input '{tensor.name}' is {tensor.dtype} {tensor.shape}, "
-                f"the array is {array.dtype} {array.shape}",
+                f"input '{tensor.name}' is {tensor.dtype} {tensor.shape}, {what}",
                 hint="for a photo, give its path, a Pillow image, or pixels and their color: "
                 'run(array, color="bgr")',
             )

@@ -18,7 +18,15 @@ from PIL import Image
 
 import edgepack
 from edgepack.base.arguments import in_words_of_arguments
-from edgepack.base.errors import ConfigError, EdgepackError, NothingThereError, UsageError
+from edgepack.base.errors import (
+    ConfigError,
+    EdgepackError,
+    ModelError,
+    NothingThereError,
+    UsageError,
+)
+from edgepack.bundle.manifest import Tensor
+from edgepack.flow import deployment
 from edgepack.flow.arguments import project_from
 from edgepack.flow.average_precision import Guess, Thing, average_precision
 from edgepack.flow.evaluate import Evaluation
@@ -242,6 +250,19 @@ def test_mistakes_in_python_are_typed(tmp_path: Path, monkeypatch: pytest.Monkey
     deployed = edgepack.connect("local", name="nothing")
     with pytest.raises(NothingThereError, match="local: no release is current in edgepack/nothing"):
         deployed.run([np.zeros((1, 3, 8, 8), np.float32)])
+
+
+def test_iterators_are_lists_and_bytes_are_no_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    deployed = edgepack.connect("local", name="nothing")
+    monkeypatch.setattr(deployment.Deployment, "_run", lambda _self, data, *_: data)
+    assert deployed.run(name for name in ("a.png", "b.png")) == ["a.png", "b.png"]
+    assert deployed.run(iter(())) == deployed.run([]) == []
+    tensor = Tensor(name="x", dtype="float32", shape=(1, 2))
+    for given, name in ((b"PNG", "bytes"), (io.BytesIO(), "BytesIO"), (None, "NoneType")):
+        with pytest.raises(ModelError, match=rf"given is {name}, which is no array"):
+            list(deployment._matched(given, [tensor]))
+    with pytest.raises(ModelError, match=r"the array is float64 \(2,\)"):
+        list(deployment._matched([1.0, 2.0], [tensor]))
 
 
 def test_what_is_no_path_is_refused_by_its_argument(model: Path, photos: Path) -> None:
