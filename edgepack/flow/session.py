@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from edgepack.base.closing import Closing
 from edgepack.base.errors import UsageError
@@ -67,8 +68,9 @@ class Session(Closing):
         return read.on_emulator() if is_emulated(self._device) else read
 
     def stream(self, source: Iterable[object], *, color: str | None = None) -> Iterator[AppAnswer]:
-        """Yield the answer of `run` for each photo of `source`, as soon as the photo is there."""
-        for photo in source:
+        """Yield the answer of `run` for each photo of `source`, as soon as the photo is there; a
+        single path is one photo."""
+        for photo in [source] if isinstance(source, str | Path) else source:
             yield self.run(photo, color=color)
 
     def close(self) -> None:

@@ -257,6 +257,10 @@ def test_iterators_are_lists_and_bytes_are_no_arrays(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(deployment.Deployment, "_run", lambda _self, data, *_: data)
     assert deployed.run(name for name in ("a.png", "b.png")) == ["a.png", "b.png"]
     assert deployed.run(iter(())) == deployed.run([]) == []
+    with deployed.session() as session:
+        monkeypatch.setattr(type(session), "run", lambda _self, photo, **_: photo)
+        assert list(session.stream("a.png")) == ["a.png"]
+        assert list(session.stream(Path(name) for name in "ab")) == [Path("a"), Path("b")]
     tensor = Tensor(name="x", dtype="float32", shape=(1, 2))
     for given, name in ((b"PNG", "bytes"), (io.BytesIO(), "BytesIO"), (None, "NoneType")):
         with pytest.raises(ModelError, match=rf"given is {name}, which is no array"):
