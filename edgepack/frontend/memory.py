@@ -11,6 +11,7 @@ from typing import Any
 from edgepack.boards import Board
 from edgepack.frontend.errors import BoardMemoryError, FoldingBudgetError
 from edgepack.model import TensorInfo, dtype_name, infer_shapes, operator_name, tensor_info
+from edgepack.model.index import GraphIndex
 from edgepack.model.structure import subgraphs
 
 _MB = 1 << 20
@@ -35,7 +36,7 @@ def check_before(path: Path, expanded: Any, board: Board) -> None:
     ends -= sum(_bytes(tensor_info(v)) for v in graph.input if v.name not in names)
     check_fits(path, ends, weights, board)
     constant = _constants(expanded.graph)
-    makers = {name: node for node in expanded.graph.node for name in node.output}
+    makers = GraphIndex(expanded.graph).makers
     for info in map(tensor_info, graph.value_info):
         size, node = _bytes(info), makers.get(info.name)
         if size > board.memory_mb * _MB and node is not None and info.name not in constant:
@@ -84,7 +85,7 @@ def check_folding(path: Path, proto: Any, size_bytes: int) -> None:
     if limit != resource.RLIM_INFINITY:
         budget = max(budget, limit // _FOLDED_PART)
     constant = _constants(proto.graph)
-    makers = {name: node for node in proto.graph.node for name in node.output}
+    makers = GraphIndex(proto.graph).makers
     total = 0
     graph = infer_shapes(proto, values=False).graph
     for info in map(tensor_info, (*graph.value_info, *graph.output)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from edgepack.model import infer_shapes, opset_of
+from edgepack.model.index import GraphIndex
 from edgepack.quantization.errors import AlreadyQuantizedError, NothingToQuantizeError
 
 Array = npt.NDArray[Any]
@@ -79,11 +79,8 @@ class FloatNetwork:
         self.input = next(info.name for info in graph.input if info.name not in self.constants)
         self.outputs = [info.name for info in graph.output]
         self.nodes = list(graph.node)
-        self.makers = {name: node for node in self.nodes for name in node.output if name}
-        self.readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
-        for node in self.nodes:
-            for name in node.input:
-                self.readers[name].append(node)
+        index = GraphIndex(graph)
+        self.makers, self.readers = index.makers, index.readers
         inferred = infer_shapes(self.proto).graph
         self.shapes = {
             info.name: tuple(dim.dim_value for dim in info.type.tensor_type.shape.dim)
