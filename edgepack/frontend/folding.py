@@ -22,7 +22,7 @@ from edgepack.frontend.conversions import is_static
 from edgepack.frontend.errors import ImportModelError, first_line
 from edgepack.frontend.forms import known_shapes
 from edgepack.frontend.integer_weights import is_matrix_in_blocks
-from edgepack.model import opset_of, walk_nodes
+from edgepack.model import infer_shapes, opset_of, walk_nodes
 from edgepack.model.index import GraphIndex
 from edgepack.model.session import INEXACT
 from edgepack.model.structure import subgraphs
@@ -78,9 +78,12 @@ def _dated_back(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _is_valid(proto: onnx.ModelProto) -> bool:
-    """Whether onnx finds nothing wrong with a model, or with its types and shapes."""
+    """Whether onnx finds nothing wrong with a model, or with its types and shapes.
+
+    Outputs may lack a shape, as long as it follows from the rest.
+    """
     try:
-        onnx.checker.check_model(proto, full_check=True)
+        onnx.checker.check_model(infer_shapes(proto, with_weights=True), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError):
         return False
     return True

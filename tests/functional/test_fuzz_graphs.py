@@ -265,6 +265,22 @@ def test_integers_beyond_their_type_are_chosen_and_others_are_not() -> None:
     assert chosen & {small, far, squares, total, floats} == {far, squares}
 
 
+def test_groups_of_a_transposed_convolution_have_their_own_bias(tmp_path: Path) -> None:
+    """In float64, which onnxruntime has no kernel for, of a model whose output has no shape; onnx's
+    reference gives each group the first one's."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 16]> g (double[1, 2, 1, 2] x) => (double y) '
+        "<double[2, 1, 1, 1] w = {2, 3}, double[2] b = {10, 20}> "
+        "{ y = ConvTranspose <group = 2> (x, w, b) }"
+    )
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    (made,) = _outputs(model, [np.array([[[[1.0, 4]], [[5, 7]]]])], tmp_path)
+    np.testing.assert_array_equal(made, [[[[12, 18]], [[35, 41]]]])
+    chosen = graphs.behind_choices(model, {}, by_reference=True)
+    assert chosen == {"y"}
+    assert not graphs.behind_choices(model, {})
+
+
 def test_all_nan_are_one_value(tmp_path: Path) -> None:
     """As onnx's reference has it; to onnxruntime NaN is equal to all there is."""
     values = np.array([np.nan, 1, np.nan, 2, 1, -1], "float32")
