@@ -58,7 +58,7 @@ def project_samples() -> Iterator[_Values]:
     yield {
         "project": {},
         "sink": [sink],
-        "when": [{"name": "a", "class": "b", "gpio": {"line": 1}}],
+        "when": [{"name": "a", "class": "b", "gpio": {"line": 1}, "clip": {"folder": "/a"}}],
         "counter": [{"name": "a", "class": "b", "line": [0, 1, 2, 3]}],
     }
     sink |= {"username": "door", "password_file": "/etc/door"}

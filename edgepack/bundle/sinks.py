@@ -38,6 +38,8 @@ _SECONDS = 86400.0
 _TRACK = "--track"
 _MOST_AT_ONCE = 100
 _MOST_PIXELS = 1e6
+_MOST_AROUND = 60.0
+_MOST_RATE = 30.0
 _SOURCES = ("--images", "--frames", "--camera", "--watch")
 
 
@@ -114,6 +116,18 @@ class Gpio:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Clip:
+    """Pictures as JPEG in `folder` of the device, from `before_s` before something is seen to
+    `after_s` after it; at most `frames_per_s`, and `bytes` of all the action's clips."""
+
+    folder: str
+    before_s: float
+    after_s: float
+    frames_per_s: float
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Crossing:
     """Who crosses the line of `counter`: "in", to the right of the way from its first end to its
     second, or "out"."""
@@ -138,6 +152,7 @@ class When:
     run: tuple[str, ...]
     time_limit_s: float
     gpio: Gpio | None
+    clip: Clip | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +207,8 @@ class SinkTables:
                 found.append(f"read={rule.run[0]}")
             if rule.gpio is not None:
                 found.append(f"device={rule.gpio.chip}")
+            if rule.clip is not None:
+                found.append(f"write={rule.clip.folder}")
         return tuple(word for one in dict.fromkeys(found or ["none"]) for word in (OPTION, one))
 
     def lines(self) -> list[str]:
@@ -206,6 +223,7 @@ class SinkTables:
         for rule in self.rules:
             does = [*([rule.run[0]] if rule.run else [])]
             does += [f"{rule.gpio.chip} line {rule.gpio.line}"] if rule.gpio else []
+            does += [_clip_line(rule.clip)] if rule.clip else []
             what = f"{rule.seen} above {rule.score:g} for {rule.for_s:g} s"
             if rule.least > 1:
                 what = f"{rule.least} of {what}"
@@ -225,6 +243,13 @@ def _counter_line(counter: TrackCounter) -> str:
     left, top, right, bottom = (f"{number:g}" for number in counter.line)
     at = "the middle of its lower side" if counter.is_foot else "its middle"
     return f"{text}, and who crosses {left},{top} to {right},{bottom} with {at}"
+
+
+def _clip_line(clip: Clip) -> str:
+    return (
+        f"pictures from {clip.before_s:g} s before to {clip.after_s:g} s after, "
+        f"{clip.frames_per_s:g} a second, up to {clip.bytes >> 20} MB in {clip.folder}"
+    )
 
 
 def take_sinks(top: Table) -> SinkTables:
@@ -262,6 +287,13 @@ def check_sinks(
     if not tables:
         return
     _check_counters(tables, service, boxes)
+    options = {word.partition("=")[0] for word in service.args} if service is not None else set()
+    for index, rule in enumerate(tables.rules):
+        if rule.clip is not None and "--watch" in options:
+            raise ConfigError(
+                f"when[{index}].clip: the photos of --watch do not follow one another",
+                hint="take the pictures by --camera, --frames or --images",
+            )
     if service is not None and not any(word.partition("=")[0] in _SOURCES for word in service.args):
         raise ConfigError(
             "[service] args: without pictures of its own there are no results for a sink",
@@ -443,6 +475,7 @@ def _take_when(table: Table) -> When:
     run = table.take_list("run", str, ())
     time_limit_s = _take_seconds(table, "time_limit_s", 10.0)
     gpio_table = table.take_table("gpio", required=False)
+    clip_table = table.take_table("clip", required=False)
     table.finish()
     if not 1 <= least <= _MOST_AT_ONCE:
         raise table.fail("least", f"{least} is not from 1 to {_MOST_AT_ONCE}")
@@ -454,8 +487,10 @@ def _take_when(table: Table) -> When:
         )
     if len(run) > 64 or any(len(word) > 1024 or "\0" in word for word in run):
         raise table.fail("run", "too many or too long words")
-    if not run and gpio_table is None:
-        raise table.fail("run", "missing", hint="say what is to be done: `run`, `gpio` or both")
+    if not run and gpio_table is None and clip_table is None:
+        raise table.fail(
+            "run", "missing", hint="say what is to be done: `run`, `gpio`, `clip` or several"
+        )
     return When(
         name=name,
         seen=seen,
@@ -467,6 +502,7 @@ def _take_when(table: Table) -> When:
         run=run,
         time_limit_s=time_limit_s,
         gpio=None if gpio_table is None else _take_gpio(gpio_table),
+        clip=None if clip_table is None else _take_clip(clip_table),
     )
 
 
@@ -485,6 +521,26 @@ def _take_gpio(table: Table) -> Gpio:
     return gpio
 
 
+def _take_clip(table: Table) -> Clip:
+    folder = _take_path(table, "folder")
+    before_s = _take_seconds(table, "before_s", 5.0, most=_MOST_AROUND)
+    after_s = _take_seconds(table, "after_s", 5.0, most=_MOST_AROUND)
+    frames_per_s = table.take("frames_per_s", float, 5.0)
+    mb = table.take("mb", int, 256)
+    table.finish()
+    if not 0.1 <= frames_per_s <= _MOST_RATE:
+        raise table.fail("frames_per_s", f"{frames_per_s:g} is not from 0.1 to {_MOST_RATE:g}")
+    if not 1 <= mb <= 1 << 20:
+        raise table.fail("mb", f"{mb} is not from 1 to {1 << 20}")
+    return Clip(
+        folder=folder,
+        before_s=before_s,
+        after_s=after_s,
+        frames_per_s=frames_per_s,
+        bytes=mb << 20,
+    )
+
+
 def _take_name(table: Table) -> str:
     name = table.take("name", str)
     if not _NAME.fullmatch(name):
@@ -499,10 +555,10 @@ def _take_score(table: Table) -> float | None:
     return score
 
 
-def _take_seconds(table: Table, key: str, default: float) -> float:
+def _take_seconds(table: Table, key: str, default: float, *, most: float = _SECONDS) -> float:
     value = table.take(key, float, default)
-    if not 0 <= value <= _SECONDS:
-        raise table.fail(key, f"{value} is not from 0 to {_SECONDS:g} seconds")
+    if not 0 <= value <= most:
+        raise table.fail(key, f"{value} is not from 0 to {most:g} seconds")
     return value
 
 

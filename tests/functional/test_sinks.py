@@ -69,6 +69,7 @@ def when(**changes: Any) -> dict[str, Any]:
         "run": [],
         "time_limit_s": 5.0,
         "gpio": None,
+        "clip": None,
         **changes,
     }
 

@@ -183,6 +183,7 @@ name = "out"
 counter = "gate"
 direction = "out"
 run = ["/bin/cp", "/dev/stdin", "{folder}/crossed"]
+clip = {{ folder = "{folder}", after_s = 0.1, frames_per_s = 30 }}
 """
 
 
@@ -214,6 +215,11 @@ def test_a_folder_of_frames_is_counted_by_who_crosses(tmp_path: Path) -> None:
     crossed = json.loads((tmp_path / "crossed").read_text())
     # Of the one that goes to the right, whose middle is at 12 + 2 * frame; its margin is 1.
     assert crossed["image"].endswith("27.png")
+    (clip,) = tmp_path.glob("out-*")
+    kept = sorted(clip.glob("*.jpg"))
+    assert kept
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in kept)
+    assert {cv2.imread(str(path)).shape for path in kept} == {(SIDE, SIDE, 3)}
 
 
 def test_what_cannot_be_tracked(app: list[str]) -> None:

@@ -95,6 +95,48 @@ def test_an_action_that_cannot_be(changes: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        ({"folder": "clips"}, "when[0].clip.folder: 'clips' is not an absolute path"),
+        ({"folder": "/srv/../etc"}, "when[0].clip.folder"),
+        ({"before_s": 61}, "when[0].clip.before_s: 61.0 is not from 0 to 60 seconds"),
+        ({"after_s": -1}, "when[0].clip.after_s"),
+        ({"frames_per_s": 0}, "when[0].clip.frames_per_s: 0 is not from 0.1 to 30"),
+        ({"mb": 0}, "when[0].clip.mb: 0 is not from 1"),
+        ({"seconds": 5}, "when[0].clip.seconds: unknown key"),
+    ],
+)
+def test_a_clip_that_cannot_be(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        tables([], [{**WHEN, "clip": {"folder": "/srv/clips", **changes}}])
+    assert words in error.value.message
+
+
+def test_a_clip_is_of_pictures_that_follow_one_another() -> None:
+    clip = {"folder": "/srv/clips", "before_s": 2}
+    found = tables([], [{"name": "visitor", "class": "person", "clip": clip}])
+    service = with_sinks(CAMERA, found)
+    assert service is not None
+    check_sinks(found, service, ["person"], boxes=True)
+    assert access(service).writes == ("/srv/clips",)
+    (rule,) = json.loads(found.to_json("door"))["when"]
+    assert rule["run"] == []
+    assert rule["clip"] == {
+        "folder": "/srv/clips",
+        "before_s": 2.0,
+        "after_s": 5.0,
+        "frames_per_s": 5.0,
+        "bytes": 256 << 20,
+    }
+    assert found.lines() == [
+        "visitor: person above 0.5 for 0 s, at most every 60 s: pictures from 2 s before to 5 s "
+        "after, 5 a second, up to 256 MB in /srv/clips"
+    ]
+    with pytest.raises(ConfigError, match=r"when\[0\].clip: the photos of --watch"):
+        check_sinks(found, Service(args=("--watch", "/srv/photos")), ["person"], boxes=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
         ({"line": [0, 1, 2]}, "counter[0].line: [0.0, 1.0, 2.0] is not x and y of two points"),
         ({"line": [5, 6, 5, 6]}, "counter[0].line: [5.0, 6.0, 5.0, 6.0] is the same point twice"),
         ({"line": [0, 1, 2, float("nan")]}, "counter[0].line"),

@@ -39,6 +39,7 @@ using Milliseconds = std::chrono::milliseconds;
 
 constexpr double kFirstMs = 0.001;
 constexpr double kBucketsPerOctave = 12;
+constexpr Milliseconds kListen(100);
 
 double MsSince(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
@@ -243,6 +244,7 @@ void RunLive(const Options& options, const Preprocessor& preprocessor, const Ten
   std::atomic<bool> read{false};
   LineSink sink(options.out.value_or(SinkOptions()), out);
   FrameMetrics metrics(sight);
+  Clips* const clips = sinks != nullptr ? sinks->clips() : nullptr;
   if (sinks != nullptr) metrics.Append([=] { return sinks->Metrics(); });
   std::optional<MetricsFile> metrics_file;
   if (options.metrics) metrics_file.emplace(*options.metrics, [&] { return metrics.Text(); });
@@ -253,7 +255,14 @@ void RunLive(const Options& options, const Preprocessor& preprocessor, const Ten
 
   Worker writing([&] {
     const Closing<Line> closing(&lines);
-    for (Line line; lines.Take(&line);) {
+    // What asks for pictures does so after its line, when there may be no other for a while.
+    std::optional<Milliseconds> limit;
+    if (clips != nullptr) limit = kListen;
+    for (Line line; !lines.ended();) {
+      if (!lines.Take(&line, limit)) {
+        if (clips != nullptr) sinks->Listen();
+        continue;
+      }
       sink.Write(line.text);
       if (sinks != nullptr) sinks->Write(line.text);
       metrics.Count(line.broken, encoded.dropped(), sink.lost());
@@ -274,7 +283,8 @@ void RunLive(const Options& options, const Preprocessor& preprocessor, const Ten
     Preparer preparer(preprocessor, input, trial);
     LiveFrame frame;
     for (Encoded picture; encoded.Take(&picture);) {
-      preparer.Prepare(&picture, whole || (preview && preview->wanted()), &frame);
+      const bool kept = clips != nullptr && clips->due();
+      preparer.Prepare(&picture, whole || kept || (preview && preview->wanted()), &frame);
       if (!prepared.Put(&frame)) return;
     }
   });
@@ -295,6 +305,7 @@ void RunLive(const Options& options, const Preprocessor& preprocessor, const Ten
         state.Use();
         line.seen = frame.seen;
         trial->Look();
+        if (clips != nullptr) clips->Show(frame.image);
         const Found& found = line_of(frame, &line.text);
         if (frame.shared) trial->Give(*frame.shared, line.text);
         if (preview) preview->Show(frame.image, found, line.text);

@@ -94,7 +94,8 @@ void Preview::Show(const cv::Mat& image, const Found& found, const std::string& 
     line_ = line;
   }
   if (image.empty()) return;
-  Shown shown = {image, found};
+  // The next frames go into its memory while this one is drawn on.
+  Shown shown = {image.clone(), found};
   shown_.Put(&shown);
 }
 

@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include <utility>
+#include <vector>
 
 #include <edgepack/errors.h>
 
@@ -29,10 +30,13 @@ constexpr useconds_t kEndPause = 10000;
 /// What the program finds its part of the metrics by; above what it opens itself.
 constexpr int kLeastFd = 10;
 constexpr int kMetricsFd = 3;
+/// What the program asks for, before the name of the rule.
+constexpr std::string_view kClip = "clip ";
+constexpr std::size_t kMostAsked = 4096;
 
 }  // namespace
 
-ResultSinks::ResultSinks(const std::filesystem::path& bundle)
+ResultSinks::ResultSinks(const std::filesystem::path& bundle, std::ostream& err)
     : program_((bundle / "bin" / "edgepack-sinks").string()),
       config_((bundle / "sinks.json").string()) {
   if (access(config_.c_str(), R_OK) != 0 || access(program_.c_str(), X_OK) != 0) {
@@ -47,6 +51,8 @@ ResultSinks::ResultSinks(const std::filesystem::path& bundle)
     void* const memory = mmap(nullptr, kSharedBytes, PROT_READ, MAP_SHARED, shared_.get(), 0);
     if (memory != MAP_FAILED) memory_ = static_cast<const char*>(memory);
   }
+  std::vector<ClipRule> rules = ReadClipRules(bundle);
+  if (!rules.empty()) clips_.emplace(std::move(rules), err);
   Start();
 }
 
@@ -73,6 +79,7 @@ bool ResultSinks::Start() {
   std::array<int, 2> ends = {-1, -1};
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) return false;
   socket_ = Fd(ends[0]);
+  asked_.clear();
   const Fd theirs(fcntl(ends[1], F_DUPFD_CLOEXEC, kLeastFd));
   close(ends[1]);
   setsockopt(socket_.get(), SOL_SOCKET, SO_SNDTIMEO, &kTakeLimit, sizeof(kTakeLimit));
@@ -114,12 +121,30 @@ void ResultSinks::Write(std::string_view line) {
       if (size < 0) break;
       rest.remove_prefix(static_cast<std::size_t>(size));
     }
-    if (rest.empty()) return;
+    if (rest.empty()) {
+      Listen();
+      return;
+    }
     // After half a line only another connection makes sense.
     socket_.Close();
   }
   const std::lock_guard<std::mutex> guard(mutex_);
   ++lost_;
+}
+
+void ResultSinks::Listen() {
+  if (!clips_) return;
+  std::array<char, 256> block = {};
+  ssize_t size = 0;
+  while (socket_ && (size = recv(socket_.get(), block.data(), block.size(), MSG_DONTWAIT)) > 0) {
+    asked_.append(block.data(), static_cast<std::size_t>(size));
+    std::size_t end = 0;
+    for (; (end = asked_.find('\n')) != std::string::npos; asked_.erase(0, end + 1)) {
+      const std::string_view line = std::string_view(asked_).substr(0, end);
+      if (line.substr(0, kClip.size()) == kClip) clips_->Save(line.substr(kClip.size()));
+    }
+    if (asked_.size() > kMostAsked) asked_.clear();
+  }
 }
 
 std::string ResultSinks::Metrics() const {
@@ -130,6 +155,7 @@ std::string ResultSinks::Metrics() const {
            "\nedgepack_sinks_restarts_total " +
            std::to_string(std::max<std::int64_t>(restarts_, 0)) + "\n";
   }
+  if (clips_) text += clips_->Metrics();
   if (memory_ == nullptr) return text;
   const auto* const length = reinterpret_cast<const std::atomic<std::uint32_t>*>(memory_);
   const std::uint32_t size = length->load();

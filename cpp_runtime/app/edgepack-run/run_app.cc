@@ -649,7 +649,7 @@ Report Execute(const Options& options, const BundleFolder& bundle,
   FrameMetrics metrics(&sight);
   std::optional<ResultSinks> sinks;
   if (options.sinks) {
-    sinks.emplace(bundle.path);
+    sinks.emplace(bundle.path, err);
     metrics.Append([&] { return sinks->Metrics(); });
   }
   std::optional<MetricsFile> metrics_file;
@@ -820,7 +820,7 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
     return report;
   };
   std::optional<ResultSinks> sinks;
-  if (options.sinks) sinks.emplace(bundle.path);
+  if (options.sinks) sinks.emplace(bundle.path, err);
   TrialTap trial(bundle.path);
   RunLive(options, preprocessor, *input.info, stages != nullptr, line_of, &sight,
           sinks ? &*sinks : nullptr, &trial, out, err);

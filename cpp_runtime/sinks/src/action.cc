@@ -1,12 +1,25 @@
 #include "action.h"
 
 #include <chrono>
+#include <sys/socket.h>
+#include <unistd.h>
 #include <utility>
 
 #include "program.h"
 #include "sender.h"
 
 namespace edgepack::sinks {
+namespace {
+
+/// Tells edgepack-run, at the other end of standard input, to keep the pictures of this moment.
+bool AskForClip(const std::string& name) {
+  const std::string line = "clip " + name + "\n";
+  return send(STDIN_FILENO, line.data(), line.size(), MSG_DONTWAIT | MSG_NOSIGNAL) ==
+         static_cast<ssize_t>(line.size());
+}
+
+}  // namespace
+
 Action::Action(RuleConfig config, const Counter* counter)
     : config_(std::move(config)), rule_(config_, counter) {
   if (!config_.gpio) return;
@@ -58,6 +71,9 @@ void Action::Do(const std::string& line) {
   if (gpio_) {
     const std::string problem = gpio_->Set(true);
     if (!problem.empty()) Fail(problem);
+  }
+  if (config_.clip && !AskForClip(config_.name)) {
+    Fail("nobody keeps pictures: edgepack-run does not listen");
   }
   if (!config_.run.empty()) {
     const std::string problem = RunProgram(config_.run, line, config_.time_limit_s);

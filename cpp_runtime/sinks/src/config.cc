@@ -146,6 +146,8 @@ RuleConfig ReadRule(JsonObject object) {
   } else {
     object.Skip("gpio");
   }
+  rule.clip = object.HasValue("clip");  // edgepack-run reads what is in it
+  object.Skip("clip");
   object.Finish();
   return rule;
 }

@@ -73,6 +73,7 @@ struct RuleConfig {
   std::vector<std::string> run;
   double time_limit_s = 10;
   std::optional<GpioConfig> gpio;
+  bool clip = false;  ///< whether edgepack-run keeps pictures of the moment
 };
 
 struct Config {
