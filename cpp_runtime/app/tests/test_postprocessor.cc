@@ -334,6 +334,64 @@ TEST_CASE("lines of text") {
   CHECK(lines[0].points[1].y == doctest::Approx(2.1));
 }
 
+TEST_CASE("a line of text within the bounds of another, and one that is far from filling its own") {
+  constexpr int kSide = 64;
+  PostprocessSpec spec;
+  spec.kind = PostprocessSpec::Kind::kTextLines;
+  spec.outputs.resize(1);
+  spec.height = spec.width = kSide;
+  spec.threshold = 0.25;
+  spec.score = 0.25;
+  spec.least_side = 0.5;
+  spec.unclip = 0;
+  spec.max_boxes = 9;
+  std::vector<float> map(std::size_t{kSide} * kSide, 0);
+  const auto set = [&](int x, int y, float score) {
+    map[static_cast<std::size_t>(y * kSide + x)] = score;
+  };
+  for (int i = 0; i < kSide - 1; ++i) {  // two pixels in each row, from corner to corner
+    set(i, i, 0.5F);
+    set(i + 1, i, 0.75F);
+  }
+  for (int y = 10; y < 14; ++y) {
+    for (int x = 40; x < 60; ++x) set(x, y, 1);
+  }
+  Outputs outputs;
+  outputs.Add({1, 1, kSide, kSide}, map);
+  const std::vector<Box> lines =
+      Postprocessor(spec).Run(outputs.Views(), std::nullopt).boxes.value();
+  REQUIRE(lines.size() == 2);
+  CHECK(lines[0].found.score == doctest::Approx(0.625));
+  CheckBox(lines[1], 0, 1, {40.5, 10.5, 59.5, 13.5});
+}
+
+TEST_CASE("text of more classes than are compared at once") {
+  PostprocessSpec spec;
+  spec.kind = PostprocessSpec::Kind::kCtc;
+  spec.outputs.resize(1);
+  spec.scores = PostprocessSpec::Scores::kRaw;
+  constexpr std::size_t kClasses = 21;
+  for (std::size_t i = 1; i < kClasses; ++i) {
+    spec.characters.emplace_back(1, static_cast<char>('a' + i - 1));
+  }
+
+  std::vector<float> steps(6 * kClasses, -1);
+  const auto at = [&](std::size_t step, std::size_t index) -> float& {
+    return steps[step * kClasses + index];
+  };
+  at(0, 20) = 0.5F;            // behind the last eight
+  at(1, 9) = at(1, 3) = 0.5F;  // the first of equal ones
+  at(2, 0) = 0.5F;             // blank
+  at(3, 4) = kNoNumber, at(3, 12) = 0.25F;
+  for (std::size_t i = 0; i < kClasses; ++i) at(4, i) = kNoNumber;  // none, which is blank
+  at(5, 1) = 0.75F;
+  Outputs outputs;
+  outputs.Add({1, 6, kClasses}, steps);
+  const TextLine line = Postprocessor(spec).Run(outputs.Views(), std::nullopt).text.value();
+  CHECK(line.text == "tcla");
+  CHECK(line.score == doctest::Approx(0.5));
+}
+
 TEST_CASE("text") {
   PostprocessSpec spec;
   spec.kind = PostprocessSpec::Kind::kCtc;

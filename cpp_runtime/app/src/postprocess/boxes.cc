@@ -1,6 +1,7 @@
 #include "postprocess/boxes.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -64,6 +65,29 @@ double OverlapOf(const Spread& one, const Spread& two) {
   return 1 - std::sqrt(1 - std::exp(-near) + kLittle);
 }
 
+/// Values that a compiler compares at once.
+constexpr std::size_t kTogether = 8;
+
+/// Where the first of the largest values is. `largest` becomes that value if it is above what it
+/// was, else the answer is 0.
+std::size_t FindLargest(const float* values, std::size_t count, float* largest) {
+  std::array<float, kTogether> lanes = {};
+  lanes.fill(*largest);
+  std::size_t i = 0;
+  for (; i + kTogether <= count; i += kTogether) {
+    for (std::size_t lane = 0; lane < kTogether; ++lane) {
+      const float value = values[i + lane];
+      lanes[lane] = value > lanes[lane] ? value : lanes[lane];
+    }
+  }
+  float most = *std::max_element(lanes.begin(), lanes.end());
+  for (; i < count; ++i) most = values[i] > most ? values[i] : most;
+  if (!(most > *largest)) return 0;
+  const float* const first = std::find(values, values + count, most);
+  *largest = *first;
+  return static_cast<std::size_t>(first - values);
+}
+
 bool IsFinite(Point point) { return std::isfinite(point.x) && std::isfinite(point.y); }
 
 }  // namespace
@@ -98,6 +122,11 @@ void FindBest(const Grid& grid, std::size_t begin, std::size_t end, Best* best) 
   if (grid.cell_stride == 1) {
     for (std::size_t channel = begin; channel < end; ++channel) {
       for (std::size_t cell = 0; cell < grid.cells; ++cell) look(channel, cell);
+    }
+  } else if (grid.channel_stride == 1 && end - begin >= kTogether) {
+    for (std::size_t cell = 0; cell < grid.cells; ++cell) {
+      const float* const values = grid.data + begin + cell * grid.cell_stride;
+      index[cell] = static_cast<std::uint32_t>(FindLargest(values, end - begin, &score[cell]));
     }
   } else {
     for (std::size_t cell = 0; cell < grid.cells; ++cell) {

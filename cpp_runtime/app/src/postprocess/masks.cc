@@ -69,6 +69,13 @@ Area& AreaOfClass(std::size_t index, MaskBuffers* buffers, Mask* mask) {
   return mask->areas.insert(std::move(node)).position->second;
 }
 
+/// Pixels of a map: below the threshold or of a line that is done, above it, and of this line.
+constexpr char kShut = 0;
+constexpr char kOpen = 1;
+constexpr char kTaken = 2;
+/// A box of so many times its line's pixels is looked through faster than they are sorted.
+constexpr std::size_t kMostAround = 16;
+
 /// Andrew's monotone chain, of points in order; the last one is left out.
 void AddChain(const std::vector<Pixel>& ordered, std::vector<Pixel>* hull) {
   const std::size_t begin = hull->size();
@@ -145,7 +152,14 @@ std::optional<Box> LineFrom(const PostprocessSpec& spec, std::size_t width, Poin
                             const Geometry& geometry, PostprocessBuffers* buffers) {
   LineBuffers& line = buffers->line;
   line.points.clear();
-  for (const std::size_t at : line.pixels) line.points.emplace_back(at % width, at / width);
+  // Of each row only the ends can be of the hull.
+  const std::vector<std::size_t>& pixels = line.pixels;
+  for (std::size_t i = 0; i < pixels.size(); ++i) {
+    const std::size_t row = pixels[i] / width;
+    const bool first = i == 0 || pixels[i - 1] / width != row;
+    const bool last = i + 1 == pixels.size() || pixels[i + 1] / width != row;
+    if (first || last) line.points.emplace_back(pixels[i] % width, row);
+  }
   FindHull(&line.points, &line.hull);
   Rectangle rect = RectangleOf(line.hull);
   const double wide = rect.u1 - rect.u0;
@@ -179,24 +193,54 @@ std::optional<Box> LineFrom(const PostprocessSpec& spec, std::size_t width, Poin
   return box;
 }
 
+/// Puts the pixels in order. They lie within these rows and columns, and no others are `kTaken`.
+void PutInOrder(std::size_t top, std::size_t bottom, std::size_t left, std::size_t right,
+                std::size_t width, LineBuffers* buffers) {
+  std::vector<std::size_t>& pixels = buffers->pixels;
+  const std::size_t area = (bottom + 1 - top) * (right + 1 - left);
+  if (area / kMostAround > pixels.size()) {
+    for (const std::size_t at : pixels) buffers->open[at] = kShut;
+    std::sort(pixels.begin(), pixels.end());
+    return;
+  }
+  pixels.clear();
+  for (std::size_t row = top; row <= bottom; ++row) {
+    for (std::size_t at = row * width + left; at <= row * width + right; ++at) {
+      if (buffers->open[at] != kTaken) continue;
+      buffers->open[at] = kShut;
+      pixels.push_back(at);
+    }
+  }
+}
+
 /// Moves the pixels above the threshold that touch the one at `start` from open to pixels.
 void TakeTouching(std::size_t start, std::size_t width, std::size_t height, LineBuffers* buffers) {
   std::vector<char>& open = buffers->open;
   std::vector<std::size_t>& pixels = buffers->pixels;
   pixels.assign(1, start);
-  open[start] = 0;
+  open[start] = kTaken;
+  const std::size_t top = start / width;  // the first that is found has none above it
+  std::size_t bottom = top;
+  std::size_t left = width;
+  std::size_t right = 0;
   for (std::size_t i = 0; i < pixels.size(); ++i) {
     const std::size_t x = pixels[i] % width;
     const std::size_t y = pixels[i] / width;
+    bottom = std::max(bottom, y);
+    left = std::min(left, x);
+    right = std::max(right, x);
+    const std::size_t first = x - std::min<std::size_t>(x, 1);
+    const std::size_t count = std::min(x + 2, width) - first;
     for (std::size_t v = y - std::min<std::size_t>(y, 1); v < std::min(y + 2, height); ++v) {
-      for (std::size_t u = x - std::min<std::size_t>(x, 1); u < std::min(x + 2, width); ++u) {
-        if (open[v * width + u] == 0) continue;
-        open[v * width + u] = 0;
-        pixels.push_back(v * width + u);
+      const std::size_t begin = v * width + first;
+      for (std::size_t at = begin; at < begin + count; ++at) {
+        if (open[at] != kOpen) continue;
+        open[at] = kTaken;
+        pixels.push_back(at);
       }
     }
   }
-  std::sort(pixels.begin(), pixels.end());
+  PutInOrder(top, bottom, left, right, width, buffers);
 }
 
 }  // namespace
@@ -250,11 +294,11 @@ void FindLines(const PostprocessSpec& spec, const std::vector<Floats>& tensors,
   std::vector<char>& open = buffers->line.open;
   open.resize(height * width);
   for (std::size_t at = 0; at < open.size(); ++at) {
-    open[at] = static_cast<char>(static_cast<double>(map.data[at]) > spec.threshold);
+    open[at] = static_cast<double>(map.data[at]) > spec.threshold ? kOpen : kShut;
   }
   Clear(lines, &buffers->spare);
   for (std::size_t at = 0; at < open.size(); ++at) {
-    if (open[at] == 0) continue;
+    if (open[at] != kOpen) continue;
     TakeTouching(at, width, height, &buffers->line);
     const std::vector<std::size_t>& pixels = buffers->line.pixels;
     double sum = 0;
