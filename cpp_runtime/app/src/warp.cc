@@ -12,7 +12,7 @@ namespace {
 constexpr double kMostPixels = 1 << 22;
 constexpr double kMostCoordinate = 1e6;
 constexpr int kFractions = 256;
-constexpr int kChannels = 3;
+constexpr std::size_t kChannels = 3;
 constexpr std::size_t kCorners = 4;
 
 constexpr double kFaceSide = 112;
@@ -42,22 +42,43 @@ double Length(Point one, Point other) {
 
 double Pixels(double length) { return std::max(1.0, std::floor(length + 0.5)); }
 
-/// The pixels whose centres are before and after a position, and how many fractions of a pixel it
-/// is behind the first.
-struct Around {
-  Around(double at, int size) {
-    const double most = (size - 1) * kFractions;
-    const double fractions = std::floor((at - 0.5) * kFractions + 0.5);
-    const int inside = static_cast<int>(std::min(std::max(fractions, 0.0), most));
-    first = inside / kFractions;
-    second = std::min(first + 1, size - 1);
-    behind = inside % kFractions;
-  }
+/// Pixels of a row whose positions are found together, so that a compiler takes several at once.
+constexpr std::size_t kBlock = 64;
 
-  int first;
-  int second;
-  int behind;
-};
+/// Where a position is, in fractions of a pixel behind the centre of the first, of `size` pixels.
+int Fractions(double at, int size) {
+  const double most = (size - 1) * kFractions;
+  const double fractions = (at - 0.5) * kFractions + 0.5;
+  // What is converted is not negative, which rounds it down; nor is it NaN.
+  const double positive = fractions > 0 ? fractions : 0;
+  return static_cast<int>(positive < most ? positive : most);
+}
+
+/// Writes the mean of the four pixels around a place, in fractions of a pixel.
+void WritePixel(const std::uint8_t* photo, int height, int width, std::size_t stride, int x, int y,
+                std::uint8_t* to) {
+  constexpr auto kFraction = static_cast<std::uint32_t>(kFractions);
+  constexpr std::uint32_t kArea = kFraction * kFraction;
+  const int column = x / kFractions;
+  const int row = y / kFractions;
+  const auto across = static_cast<std::uint32_t>(x % kFractions);
+  const auto down = static_cast<std::uint32_t>(y % kFractions);
+  const std::uint32_t both = across * down;
+  const std::uint32_t right = across * kFraction - both;
+  const std::uint32_t below = down * kFraction - both;
+  const std::uint32_t here = kArea - right - below - both;
+  const std::uint8_t* const a =
+      photo + static_cast<std::size_t>(row) * stride + static_cast<std::size_t>(column) * kChannels;
+  const std::uint8_t* const b = column + 1 < width ? a + kChannels : a;
+  const std::size_t next = row + 1 < height ? stride : 0;
+  std::array<std::uint8_t, kChannels> mixed;  // NOLINT(*-member-init): filled by the loop
+  for (std::size_t i = 0; i < kChannels; ++i) {
+    const std::uint32_t sum = a[i] * here + b[i] * right + a[i + next] * below + b[i + next] * both;
+    mixed[i] =
+        static_cast<std::uint8_t>((sum + kFractions * kFractions / 2) / (kFractions * kFractions));
+  }
+  std::copy(mixed.begin(), mixed.end(), to);
+}
 
 Point Middle(const Point* points, std::size_t count) {
   Point sum;
@@ -80,21 +101,27 @@ void Warp::Write(const std::uint8_t* photo, int photo_height, int photo_width, s
                  std::vector<std::uint8_t>* pixels) const {
   pixels->resize(static_cast<std::size_t>(height) * static_cast<std::size_t>(width) * kChannels);
   std::uint8_t* to = pixels->data();
+  const auto [a, b, c, d, e, f, g, h] = matrix;
+  const auto columns = static_cast<std::size_t>(width);
+  std::array<int, kBlock> xs = {};
+  std::array<int, kBlock> ys = {};
   for (int row = 0; row < height; ++row) {
-    for (int column = 0; column < width; ++column) {
-      const Point at = Source({column + 0.5, row + 0.5});
-      const Around x(at.x, photo_width);
-      const Around y(at.y, photo_height);
-      const std::uint8_t* top = photo + static_cast<std::size_t>(y.first) * stride;
-      const std::uint8_t* bottom = photo + static_cast<std::size_t>(y.second) * stride;
-      for (int channel = 0; channel < kChannels; ++channel) {
-        const int left = x.first * kChannels + channel;
-        const int right = x.second * kChannels + channel;
-        const int upper = top[left] * (kFractions - x.behind) + top[right] * x.behind;
-        const int lower = bottom[left] * (kFractions - x.behind) + bottom[right] * x.behind;
-        const int mixed = upper * (kFractions - y.behind) + lower * y.behind;
-        constexpr int kArea = kFractions * kFractions;
-        *to++ = static_cast<std::uint8_t>((mixed + kArea / 2) / kArea);
+    // As Source(), with what a row has in common outside of its loop.
+    const double down = row + 0.5;
+    const double bx = b * down;
+    const double ey = e * down;
+    const double hw = h * down;
+    for (std::size_t begin = 0; begin < columns; begin += kBlock) {
+      const std::size_t count = std::min(kBlock, columns - begin);
+      const double left = static_cast<double>(begin) + 0.5;
+      for (std::size_t i = 0; i < count; ++i) {
+        const double across = left + static_cast<int>(i);
+        const double w = g * across + hw + 1.0;
+        xs[i] = Fractions((a * across + bx + c) / w, photo_width);
+        ys[i] = Fractions((d * across + ey + f) / w, photo_height);
+      }
+      for (std::size_t i = 0; i < count; ++i, to += kChannels) {
+        WritePixel(photo, photo_height, photo_width, stride, xs[i], ys[i], to);
       }
     }
   }
