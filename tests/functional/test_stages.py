@@ -196,6 +196,38 @@ def test_models_share_one_arena(made: tuple[Job, Bundle, Path]) -> None:
     assert bundle.manifest.model.params_bytes == sum(one["params_bytes"] for one in graphs)
 
 
+def test_stages_of_the_same_files_are_one_model(
+    made: tuple[Job, Bundle, Path], tmp_path: Path
+) -> None:
+    """As on a device, where equal files of a release are links to one."""
+    _, bundle, folder = made
+    linked = tmp_path / "linked"
+    shutil.copytree(bundle.path, linked)
+    first, second = (linked / "stages" / number / "model" for number in ("1", "2"))
+    for file in second.iterdir():
+        assert file.read_bytes() == (first / file.name).read_bytes()
+        file.unlink()
+        file.hardlink_to(first / file.name)
+    pixels = np.asarray(cv2.imread(str(folder / "faces.png")))
+    size = f"{pixels.shape[1]}x{pixels.shape[0]}"
+    found = []
+    for path, mapped in ((bundle.path, 3), (linked, 2)):
+        with subprocess.Popen(
+            [path / APP, "--frames", "bgr24", "--size", size, "--threads", "1"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as app:
+            assert app.stdin is not None
+            assert app.stdout is not None
+            app.stdin.write(pixels.tobytes())
+            app.stdin.flush()
+            found.append(json.loads(app.stdout.readline())["boxes"])
+            maps = Path(f"/proc/{app.pid}/maps").read_text()
+            assert maps.count("params.bin") == mapped
+            app.stdin.close()
+    assert found[0] == found[1]
+
+
 def test_live_pictures_have_answers(made: tuple[Job, Bundle, Path], tmp_path: Path) -> None:
     """A photo by itself, in a folder, as frames: the same boxes and answers, each time again."""
     _, bundle, folder = made

@@ -276,6 +276,7 @@ Photo Preprocess(const Options& options, const BundleFolder& bundle, Session* se
 /// What the inputs hold. A run uses them up, so each further one needs them again.
 class InputCopies {
  public:
+  InputCopies() = default;
   explicit InputCopies(const Session& session) {
     for (const TensorView& input : session.inputs()) {
       const char* data = static_cast<const char*>(input.data);
@@ -313,7 +314,9 @@ void RunAndDump(const std::vector<Dump>& dumps, Session* session) {
   });
 }
 
-void Run(const Options& options, Session* session, Report* report) {
+/// `copies`, if there are any, are what --bench restores the inputs from.
+void Run(const Options& options, Session* session, Report* report,
+         const InputCopies* copies = nullptr) {
   if (!options.dumps.empty()) {
     const Stopwatch run;
     RunAndDump(options.dumps, session);
@@ -326,7 +329,8 @@ void Run(const Options& options, Session* session, Report* report) {
     report->run_ms = run.ms();
     return;
   }
-  const InputCopies inputs(*session);
+  const InputCopies own = copies != nullptr ? InputCopies() : InputCopies(*session);
+  const InputCopies& inputs = copies != nullptr ? *copies : own;
   for (int i = 0; i < options.warmup; ++i) {
     inputs.Restore(*session);
     session->Run();
@@ -606,7 +610,7 @@ Report Execute(const Options& options, const BundleFolder& bundle,
   }
   std::optional<InputCopies> inputs;
   if (options.bench && photo && stages != nullptr) inputs.emplace(session);
-  Run(options, &session, &report);
+  Run(options, &session, &report, inputs ? &*inputs : nullptr);
   report.processor = session.model().processor();
   for (const TensorView& output : session.outputs()) report.outputs.push_back(*output.info);
   report.workspace_peak_bytes = Workspace::Global().peak_bytes();

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include <edgepack/errors.h>
@@ -36,6 +37,15 @@ std::optional<Postprocessor> LoadPostprocessor(const std::filesystem::path& path
     throw BundleError(path.string() + ": a stage gives no masks");
   }
   return Postprocessor(std::move(spec));
+}
+
+/// Whether two models are of the same files: on a device equal files of a release are one.
+bool AreSame(const std::filesystem::path& one, const std::filesystem::path& other) {
+  constexpr std::array<const char*, 3> kFiles = {"graph.json", "params.bin", "model.so"};
+  return std::all_of(kFiles.begin(), kFiles.end(), [&](const char* name) {
+    std::error_code missing;
+    return std::filesystem::equivalent(one / name, other / name, missing);
+  });
 }
 
 /// Where a crop comes from.
@@ -87,7 +97,7 @@ bool IsTurned(const StageSpec::Turn& turn, std::size_t box, const Found& all) {
 }
 
 Crop CutOut(const cv::Mat& photo, const StageSpec& spec, std::size_t number, const Found& all,
-            std::vector<std::uint8_t>* pixels) {
+            Straightened* straightened) {
   const Box& box = (*all.boxes)[number].box;
   if (spec.align == StageSpec::Align::kBox) {
     const PixelBox crop = CropOf(box.low, box.high, spec.padding, photo.rows, photo.cols);
@@ -99,8 +109,12 @@ Crop CutOut(const cv::Mat& photo, const StageSpec& spec, std::size_t number, con
                         ? WarpByFace(box.points, spec.side, spec.padding)
                         : WarpByCorners(box.points, spec.padding, spec.tall,
                                         spec.turn && IsTurned(*spec.turn, number, all));
-  warp.Write(photo.data, photo.rows, photo.cols, photo.step, pixels);
-  return {cv::Mat(warp.height, warp.width, CV_8UC3, pixels->data()), {}, warp};
+  if (!straightened->warp || !(*straightened->warp == warp)) {
+    straightened->warp.reset();
+    warp.Write(photo.data, photo.rows, photo.cols, photo.step, &straightened->pixels);
+    straightened->warp = warp;
+  }
+  return {cv::Mat(warp.height, warp.width, CV_8UC3, straightened->pixels.data()), {}, warp};
 }
 
 bool IsFinite(const Box& box) {
@@ -110,17 +124,17 @@ bool IsFinite(const Box& box) {
 
 }  // namespace
 
-Stages::Stage::Stage(const std::filesystem::path& folder, StageSpec looks_at)
+Stages::Stage::Stage(BundleFolder folder, StageSpec looks_at, Model shared)
     : spec(std::move(looks_at)),
-      bundle(OpenBundle(folder)),
-      tolerance(ReadTolerance(folder)),
+      bundle(std::move(folder)),
+      tolerance(ReadTolerance(bundle.path)),
       preprocessor(LoadPreprocessSpec(bundle.preprocess())),
       postprocessor(LoadPostprocessor(bundle.postprocess())),
-      model(bundle.model()) {
+      model(std::move(shared)) {
   const std::vector<TensorInfo>& inputs = model.inputs();
   if (inputs.size() != 1 || inputs.front().name != preprocessor.spec().input ||
       inputs.front().shape.empty() || inputs.front().shape.front() != 1) {
-    throw BundleError(folder.string() + ": the stage's model does not take one image");
+    throw BundleError(bundle.path.string() + ": the stage's model does not take one image");
   }
 }
 
@@ -129,8 +143,12 @@ std::unique_ptr<Stages> Stages::Load(const BundleFolder& bundle, std::optional<i
   if (!std::filesystem::exists(specs)) return nullptr;
   std::vector<std::unique_ptr<Stage>> stages;
   for (StageSpec& spec : LoadStageSpecs(specs)) {
-    const std::string number = std::to_string(stages.size() + 1);
-    stages.push_back(std::make_unique<Stage>(bundle.path / "stages" / number, std::move(spec)));
+    BundleFolder own = OpenBundle(bundle.path / "stages" / std::to_string(stages.size() + 1));
+    const auto same = std::find_if(stages.begin(), stages.end(), [&](const auto& stage) {
+      return AreSame(stage->bundle.model(), own.model());
+    });
+    Model model = same != stages.end() ? (*same)->model : Model(own.model());
+    stages.push_back(std::make_unique<Stage>(std::move(own), std::move(spec), std::move(model)));
     Stage& stage = *stages.back();
     stage.finder.emplace(stage.postprocessor, stage.bundle, top);
   }
@@ -175,49 +193,54 @@ void Stages::Choose(const StageSpec& spec, const Found& found, Found::Stage* sta
   stage->count = count;
 }
 
-double Stages::LookAt(const cv::Mat& photo, const std::optional<std::filesystem::path>& crops,
-                      const Found& all, Stage* stage, Found::Answer* answer) {
-  const Crop crop = CutOut(photo, stage->spec, answer->box, all, &stage->straightened);
-  ToInput(Decoded(crop.pixels), stage->preprocessor, stage->input, &stage->buffers);
-  if (crops) {
-    const std::string name = stage->spec.name + "." + std::to_string(answer->box) + ".npy";
-    WriteNpy(*crops / name, stage->input.info->dtype, stage->input.info->shape, stage->input.data);
+void Stages::LookAt(const cv::Mat& photo, const std::optional<std::filesystem::path>& crops,
+                    const Found& all, Stage* stage, Found::Answer* answer, Found::Stage* seen) {
+  answer->error.clear();
+  try {
+    const Crop crop = CutOut(photo, stage->spec, answer->box, all, &straightened_);
+    ToInput(Decoded(crop.pixels), stage->preprocessor, stage->input, &stage->buffers);
+    if (crops) {
+      const std::string name = stage->spec.name + "." + std::to_string(answer->box) + ".npy";
+      const TensorView& input = stage->input;
+      WriteNpy(*crops / name, input.info->dtype, input.info->shape, input.data);
+    }
+    const Clock::time_point start = Clock::now();
+    stage->session->Run();
+    seen->run_ms += std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+    stage->finder->Find(stage->session->outputs(),
+                        stage->preprocessor.GeometryOf(crop.pixels.rows, crop.pixels.cols),
+                        &answer->found);
+    Move(crop, &answer->found);
+  } catch (const Error& error) {
+    if (error.exit_code == kExitBundle || error.kind == "usage") throw;
+    answer->error = error.message;
+    ++seen->failed;
   }
-  const Clock::time_point start = Clock::now();
-  stage->session->Run();
-  const double run_ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-  stage->finder->Find(stage->session->outputs(),
-                      stage->preprocessor.GeometryOf(crop.pixels.rows, crop.pixels.cols),
-                      &answer->found);
-  Move(crop, &answer->found);
-  return run_ms;
 }
 
 double Stages::Look(const cv::Mat& photo, const std::optional<std::filesystem::path>& crops,
                     Found* found) {
   if (!found->boxes) throw BundleError("stages.json: the first model gives no boxes");
   found->stages.resize(stages_.size());
-  double all_ms = 0;
   for (std::size_t i = 0; i < stages_.size(); ++i) {
-    Stage& stage = *stages_[i];
     Found::Stage& seen = found->stages[i];
-    seen.name = stage.spec.name;
+    seen.name = stages_[i]->spec.name;
     seen.failed = 0;
     seen.run_ms = 0;
-    Choose(stage.spec, *found, &seen);
-    for (std::size_t at = 0; at < seen.count; ++at) {
-      Found::Answer& answer = seen.answers[at];
-      answer.error.clear();
-      try {
-        seen.run_ms += LookAt(photo, crops, *found, &stage, &answer);
-      } catch (const Error& error) {
-        if (error.exit_code == kExitBundle || error.kind == "usage") throw;
-        answer.error = error.message;
-        ++seen.failed;
-      }
-    }
-    all_ms += seen.run_ms;
+    Choose(stages_[i]->spec, *found, &seen);
   }
+  next_.assign(stages_.size(), 0);
+  straightened_.warp.reset();
+  // Box by box: stages that straighten one alike share its pixels.
+  for (std::size_t box = 0; box < found->boxes->size(); ++box) {
+    for (std::size_t i = 0; i < stages_.size(); ++i) {
+      Found::Stage& seen = found->stages[i];
+      if (next_[i] == seen.count || seen.answers[next_[i]].box != box) continue;
+      LookAt(photo, crops, *found, stages_[i].get(), &seen.answers[next_[i]++], &seen);
+    }
+  }
+  double all_ms = 0;
+  for (const Found::Stage& seen : found->stages) all_ms += seen.run_ms;
   return all_ms;
 }
 

@@ -21,13 +21,19 @@
 
 namespace edgepack {
 
+/// The pixels of the last crop that was not upright, which the next stage may want, too.
+struct Straightened {
+  std::optional<Warp> warp;  ///< none: not those of this photo
+  std::vector<std::uint8_t> pixels;
+};
+
 /// The models of a bundle that look at the boxes of its first one: each lies in a folder of its
 /// own, stages/1, stages/2 ..., which is laid out as a bundle. They run after each other, in one
-/// arena with the first model.
+/// arena with the first model; those whose files are the same ones are one model.
 class Stages {
  public:
   struct Stage {
-    Stage(const std::filesystem::path& folder, StageSpec looks_at);
+    Stage(BundleFolder folder, StageSpec looks_at, Model shared);
 
     StageSpec spec;
     BundleFolder bundle;
@@ -38,7 +44,6 @@ class Stages {
     std::optional<Session> session;
     TensorView input;
     PreprocessBuffers buffers;
-    std::vector<std::uint8_t> straightened;  ///< the pixels of a crop that is not upright
     std::optional<Finder> finder;
   };
 
@@ -51,22 +56,24 @@ class Stages {
 
   [[nodiscard]] const std::vector<std::unique_ptr<Stage>>& all() const { return stages_; }
 
-  /// Has each stage look at boxes of `found`, whose outputs were read before: the memory is shared.
-  /// `photo` is all pixels of the picture (CV_8UC3). Of a crop that a stage does not take the
-  /// answer is the error. The tensors of crops are written to `crops`, if that is a folder. Returns
-  /// the milliseconds of all runs.
+  /// Has stages look at boxes of `found`, at each box one after the other. The outputs that it
+  /// comes from were read before: the memory is shared. `photo` is all pixels of the picture
+  /// (CV_8UC3). Of a crop that a stage does not take the answer is the error. The tensors of crops
+  /// are written to `crops`, if that is a folder. Returns the milliseconds of all runs.
   double Look(const cv::Mat& photo, const std::optional<std::filesystem::path>& crops,
               Found* found);
 
  private:
   explicit Stages(std::vector<std::unique_ptr<Stage>> stages) : stages_(std::move(stages)) {}
   void Choose(const StageSpec& spec, const Found& found, Found::Stage* stage);
-  /// Has a stage look at the box of `answer`; the milliseconds of the run.
-  static double LookAt(const cv::Mat& photo, const std::optional<std::filesystem::path>& crops,
-                       const Found& all, Stage* stage, Found::Answer* answer);
+  /// Has a stage look at the box of an answer.
+  void LookAt(const cv::Mat& photo, const std::optional<std::filesystem::path>& crops,
+              const Found& all, Stage* stage, Found::Answer* answer, Found::Stage* seen);
 
   std::vector<std::unique_ptr<Stage>> stages_;
   std::vector<std::size_t> chosen_;
+  std::vector<std::size_t> next_;  ///< of each stage, the answer that is to be found next
+  Straightened straightened_;
 };
 
 }  // namespace edgepack

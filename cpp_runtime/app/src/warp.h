@@ -20,6 +20,10 @@ struct Warp {
   int width = 0;
   std::array<double, 8> matrix{};
 
+  friend bool operator==(const Warp& one, const Warp& other) {
+    return one.height == other.height && one.width == other.width && one.matrix == other.matrix;
+  }
+
   /// A point of the crop in the photo.
   [[nodiscard]] Point Source(Point point) const;
 
