@@ -140,8 +140,10 @@ std::optional<SharedPicture> TrialTap::SharePhotoAt(const std::filesystem::path&
   const std::uintmax_t size = std::filesystem::file_size(path, error);
   if (!error && size <= kMaxPhotoBytes) {
     std::ifstream file(path, std::ios::binary);
-    const std::string bytes(std::istreambuf_iterator<char>{file}, {});
-    return SharePhoto(std::string_view(bytes));
+    const std::istreambuf_iterator<char> begin(file);
+    const std::istreambuf_iterator<char> end;
+    const std::string bytes(begin, end);
+    return SharePhoto(std::string_view{bytes});
   }
   GiveUp();
   return std::nullopt;
