@@ -67,12 +67,10 @@ def _left(net: Builder) -> dict[str, str]:
 
 
 def _inputs(net: Builder) -> list[np.ndarray]:
-    """With NaN among them, and infinities where there is no Gelu: in a convolution's kernel that of
-    -infinity, which is no number by its parts, is -infinity."""
+    """With NaN and infinities among them."""
     made = {name: net.random.normal(size=shape).astype("float32") for name, shape in SHAPES.items()}
     for name in "xgs":
         made[name][1, 0, 3] = np.nan
-    for name in "xs":
         made[name][0, 1, 2], made[name][1, 3, 1] = np.inf, -np.inf
     return list(made.values())
 

@@ -39,6 +39,13 @@ def special(shape: tuple[int, ...]) -> np.ndarray:
     return values
 
 
+def gelu(net: Builder, x: str) -> str:
+    """In parts, as exporters write it; onnxruntime's of -infinity is NaN."""
+    part = net.op("Erf", net.op("Div", x, net.const(2**0.5, "float32")))
+    part = net.op("Mul", x, net.op("Add", part, net.const(1.0, "float32")))
+    return net.op("Mul", part, net.const(0.5, "float32"))
+
+
 def element_wise(net: Builder) -> Cases:
     cases: Cases = {}
     ones = ("Abs", "Ceil", "Elu", "Erf", "Exp", "HardSigmoid", "HardSwish", "LeakyRelu", "Log")
@@ -52,6 +59,7 @@ def element_wise(net: Builder) -> Cases:
         for low, high in ((0.0, 6.0), (None, 1.0), (0.0, None)):
             bounds = (net.const(at, "float32") if at is not None else "" for at in (low, high))
             cases[f"Clip {source} {low} {high}"] = net.op("Clip", source, *bounds)
+        cases[f"Gelu {source}"] = gelu(net, source)
         zero = net.const(0.0, "float32")
         cases[f"Mul by 0 {source}"] = net.op("Mul", source, zero)
         cases[f"0 over it {source}"] = net.op("Div", zero, source)
@@ -116,6 +124,7 @@ def epilogues(net: Builder) -> Cases:
         zero, six = net.const(0.0, "float32"), net.const(6.0, "float32")
         for name in ("HardSwish", "LeakyRelu", "Relu", "Sigmoid"):
             cases[f"{title} {name}"] = net.op(name, make())
+        cases[f"{title} Gelu"] = gelu(net, make())
         cases[f"{title} Clip"] = net.op("Clip", make(), zero, six)
         cases[f"{title} Max"] = net.op("Max", make(), zero)
         cases[f"{title} not less"] = net.op(
