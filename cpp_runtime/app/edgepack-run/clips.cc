@@ -123,7 +123,7 @@ std::vector<std::filesystem::path> ClipsIn(const std::filesystem::path& folder,
   for (const std::string& name : NamesIn(folder)) {
     struct stat status = {};
     if (name.compare(0, start.size(), start) == 0 &&
-        IsStamp(std::string_view(name).substr(start.size())) &&
+        IsStamp(std::string_view{name}.substr(start.size())) &&
         lstat((folder / name).c_str(), &status) == 0 && S_ISDIR(status.st_mode)) {
       found.push_back(folder / name);
     }

@@ -140,7 +140,7 @@ void ResultSinks::Listen() {
     asked_.append(block.data(), static_cast<std::size_t>(size));
     std::size_t end = 0;
     for (; (end = asked_.find('\n')) != std::string::npos; asked_.erase(0, end + 1)) {
-      const std::string_view line = std::string_view(asked_).substr(0, end);
+      const std::string_view line = std::string_view{asked_}.substr(0, end);
       if (line.substr(0, kClip.size()) == kClip) clips_->Save(line.substr(kClip.size()));
     }
     if (asked_.size() > kMostAsked) asked_.clear();
