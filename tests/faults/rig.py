@@ -17,6 +17,7 @@ from typing import Any
 from edgepack.base.errors import RemoteError
 from edgepack.bundle.bundle import Bundle, open_bundle
 from edgepack.bundle.manifest import MANIFEST_NAME, release_id
+from edgepack.deploy.options import TrialRules
 from edgepack.deploy.transfer import Exchange, Installed, InstallRequest
 from edgepack.device import Device, LocalDevice
 
@@ -54,10 +55,12 @@ class Rig:
         device: Device | None = None,
         instead: Mapping[str, Path] | None = None,
         when_sent: Callable[[], None] = lambda: None,
+        trial: TrialRules | None = None,
     ) -> Installed:
         """The report of a deploy over one stream; raises what `Exchange` raises.
 
-        `instead` has other files than the bundle's to send, by the hash that is asked for.
+        `instead` has other files than the bundle's to send, by the hash that is asked for. With
+        `trial` the release is tried beside the current one.
         """
         stream = (device or LocalDevice(self.root.parent)).open(
             self.command("receive", fault=fault, log=log)
@@ -75,6 +78,7 @@ class Rig:
                     keep=keep,
                     wait_s=60,
                     silence_s=_SILENCE_S,
+                    trial=trial,
                 )
             )
             files = {

@@ -21,6 +21,7 @@ import pytest
 from edgepack.base.errors import ConnectError, EdgepackError, RemoteError
 from edgepack.base.paths import data_file
 from edgepack.bundle.bundle import Bundle
+from edgepack.deploy.options import TrialRules
 from edgepack.device import Address, ConnectionLostError, SshOptions
 from edgepack.device.ssh import SshDevice
 from tests.bundles import FakeTool
@@ -33,6 +34,10 @@ from tests.integration import sshd_server
 from tests.integration.cutting_proxy import CuttingProxy
 from tests.integration.sshd_server import Sshd
 
+TRIAL = ("trial.begin", "trial.write", "trial.rename", "trial.spawn", "trial.end")
+"""Steps of a trial: see `test_a_trial_that_dies`."""
+ACTIVATION = "trial.activate"
+"""No fake app agrees on pictures: what comes after it are the steps of any activation."""
 SEED = 20261121
 SHORT = (20, 5)
 LONG = (150, 50)
@@ -169,7 +174,7 @@ def step_names() -> set[str]:
 
 def test_no_step_is_forgotten(prepared: list[Prepared], copying: list[Prepared]) -> None:
     done = {name for one in (*prepared, *copying) for name in one.steps}
-    assert step_names() - done == set()
+    assert step_names() - done == {*TRIAL, ACTIVATION}
     assert done - step_names() == set()
 
 
@@ -180,7 +185,37 @@ def test_every_step_once(prepared: list[Prepared], copying: list[Prepared], home
             if name in left:
                 left.remove(name)
                 kill(one, home, f"kill:{name}")
-    assert left == set()
+    assert left == {*TRIAL, ACTIVATION}
+
+
+@pytest.mark.parametrize("step", TRIAL)
+def test_a_trial_that_dies(step: str, bundles: Bundles, home: Path, tool: Path) -> None:
+    """At its beginning and its end, which is a process beside the one that was asked for it. It
+    is over or interrupted then, and no deploy minds it."""
+    rig = Rig(root=home / step, tool=tool)
+    rig.deploy(bundles.first)
+    log = home / f"{step}.log"
+    rules = TrialRules(seconds=0.1)
+    with contextlib.suppress(EdgepackError):
+        rig.attempt(bundles.second, trial=rules, fault=f"kill:{step}", log=log)
+    end = time.monotonic() + 60
+    while log.read_text().split()[-1] != step:
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.05)
+    assert rig.current() == bundles.first.manifest.release
+    status = rig.call("trial", "status")
+    if step in TRIAL[:3]:  # nothing is on record
+        assert "there was no trial here" in status.stdout + status.stderr
+    else:
+        told = json.loads(status.stdout)
+        assert (told["trial"]["phase"], told["runs"]) == ("running", False)
+    check_after(rig, Scenario(
+        name="trial",
+        prepare=lambda _: None,
+        act=lambda *_: None,
+        currents=frozenset({bundles.first.manifest.release}),
+        after=bundles.second,
+    ))  # fmt: skip
 
 
 @pytest.mark.parametrize(
