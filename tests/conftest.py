@@ -24,6 +24,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Watch(), "schemas")
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Bytes are named by their argument: what is compressed or signed as the tests are collected
+    may hold the time, and workers have to agree on the names."""
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A worker cannot send what UTF-8 has no bytes for: a lone surrogate in a log or a failure
