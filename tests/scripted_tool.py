@@ -57,7 +57,16 @@ DONE: Mapping[str, Any] = {
 }  # fmt: skip
 ERROR: Mapping[str, Any] = {"error": {"kind": "locked", "message": "wait", "hint": "a bit"}}
 
+TRIAL: Mapping[str, Any] = {"runs": False, "trial": {
+    "release": NEW, "before": OLD, "phase": "dropped", "reason": "why", "rules": {
+        "seconds": 7200.0, "share": 0.1, "min_agreement": 0.98, "max_latency": 1.2,
+        "min_pictures": 20},
+    "elapsed_s": 7200.5, "pictures": 40, "differing": 3, "incomparable": 2, "crashes": 1,
+    "agreement": 0.925, "latency_ratio": 1.1, "largest_difference": 0.25, "peak_bytes": 12000000,
+}}  # fmt: skip
+
 ANSWERS: Mapping[str, Mapping[str, Any]] = {
+    "trial status": TRIAL,
     "status": STATUS, "trust show": TRUST, "trust set": TRUST, "rollback": SWITCHED,
     "prune": PRUNED, "receive: state": STATE, "receive: done": DONE, "run": APP,
     "error": ERROR,

@@ -27,6 +27,7 @@ from edgepack.cli.options import (
     positive,
 )
 from edgepack.cli.transfer import add_transfer
+from edgepack.cli.trial_options import add_trial
 from edgepack.cli.trust import add_signers
 
 
@@ -62,7 +63,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="build and print the plan, but connect to no device",
     )
-    for add_options in (add_transfer, add_waves, add_parallel, add_journal, add_ssh):
+    for add_options in (add_transfer, add_trial, add_waves, add_parallel, add_journal, add_ssh):
         add_options(deployer)
 
     asker = actions.add_parser(

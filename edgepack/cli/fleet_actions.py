@@ -27,6 +27,7 @@ from edgepack.cli.options import (
     ssh_options,
 )
 from edgepack.cli.transfer import deploy_options, refuse_job
+from edgepack.cli.trial_options import trial_rules
 from edgepack.cli.trust import read_signers
 from edgepack.deploy import remote_service
 from edgepack.fleet import (
@@ -45,7 +46,15 @@ from edgepack.fleet.build import build_bundles, open_bundles
 from edgepack.fleet.journals import JournalsRead, shards_of
 from edgepack.fleet.limits import allow_parallel
 from edgepack.fleet.report import FleetReport
-from edgepack.fleet.work import AskStatus, Connector, Deploy, Rollback, SetTrust, check_aliases
+from edgepack.fleet.work import (
+    AskStatus,
+    BeginTrial,
+    Connector,
+    Deploy,
+    Rollback,
+    SetTrust,
+    check_aliases,
+)
 
 _ALL = Share(value=100, percent=True)
 _READ_EVERY_S = 0.5
@@ -65,7 +74,7 @@ def _plan(args: argparse.Namespace, console: Console) -> int:
 
 def _deploy(args: argparse.Namespace, console: Console) -> int:
     fleet, settings = _begin(args)
-    options = deploy_options(args)
+    options = dataclasses.replace(deploy_options(args), trial=trial_rules(args))
     chosen = choose(args, fleet)
     if args.bundle:
         refuse_job(args)
@@ -86,7 +95,7 @@ def _deploy(args: argparse.Namespace, console: Console) -> int:
     if args.service:
         for board, bundle in bundles.items():
             remote_service.need_service(bundle.manifest.service, f"bundle {model} for {board}")
-    work = Deploy(
+    work = (BeginTrial if options.trial else Deploy)(
         bundles=bundles,
         connect=Connector(boards=boards, options=ssh_options(args)),
         root=root or default_root(model),
@@ -95,7 +104,8 @@ def _deploy(args: argparse.Namespace, console: Console) -> int:
     )
     with Journal(fleet.journal(model, args.journal, args.shard), write=not args.dry_run) as journal:
         if not args.again:
-            work = dataclasses.replace(work, known=journal.identity)
+            tried = journal.tried if options.trial is None else work.tried
+            work = dataclasses.replace(work, known=journal.identity, tried=tried)
         rollout = Rollout(fleet=fleet, settings=settings, devices=devices, work=work, model=model)
         return _carry_out(args, rollout, journal, console)
 
@@ -206,7 +216,7 @@ def _rollback(args: argparse.Namespace, console: Console) -> int:
             )
         work = Rollback(connect=connect, root=release.root, leave=leave)
         if not args.again:
-            work = dataclasses.replace(work, known=journal.identity)
+            work = dataclasses.replace(work, known=journal.identity, tried=journal.tried)
         rollout = Rollout(
             fleet=fleet, settings=settings, devices=devices, work=work, model=release.name
         )

@@ -29,7 +29,8 @@ from edgepack.fleet import (
     make_plan,
     roll_out,
 )
-from edgepack.fleet.journal import stop_file
+from edgepack.fleet.journal import TRIAL, stop_file
+from edgepack.fleet.plan import first_wave
 from edgepack.fleet.report import FleetReport, release_lines
 from edgepack.fleet.window import DailyHours
 from edgepack.fleet.work import NOTHING_BEFORE
@@ -56,7 +57,8 @@ class Rollout:
             wanted = self.work.wanted(device)
             return not again and journal.is_done(device, self.work.action, wanted)
 
-        return make_plan(self.devices, self.settings, is_done)
+        plan = make_plan(self.devices, self.settings, is_done)
+        return first_wave(plan) if self.work.action == TRIAL else plan
 
 
 def carry_out(
@@ -95,6 +97,11 @@ def carry_out(
         result=result,
     )
     print_report(report, console, html)
+    if work.action == TRIAL and result.status == "complete":
+        console.note(
+            "the devices decide by themselves: `edgepack fleet status` shows how it goes; then "
+            "`edgepack fleet deploy` without --shadow goes on with the others"
+        )
     return INTERRUPTED if result.status == "interrupted" else teller.exit_code()
 
 

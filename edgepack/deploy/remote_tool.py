@@ -398,6 +398,14 @@ def trial(device: Device, root: str, action: str) -> TrialStatus:
         ) from None
 
 
+def last_trial(device: Device, root: str) -> TrialStatus | None:
+    """`trial` "status"; None if there was none, or the device tool is older. Raises as `call`."""
+    try:
+        return trial(device, root, "status")
+    except (NothingThereError, UsageError):
+        return None
+
+
 def prune(device: Device, root: str, *, keep: int, dry_run: bool = False) -> Pruned:
     """Remove all but `keep` releases; with `dry_run` only say which. Raises as `call`."""
     words = ["prune", "--keep", str(keep)] + ["--dry-run"] * dry_run

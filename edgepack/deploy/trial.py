@@ -10,10 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgepack.base.errors import UsageError
+from edgepack.base.errors import MismatchError, UsageError
 from edgepack.base.text import format_count, megabytes
 from edgepack.deploy.answers import Answer
 from edgepack.deploy.options import TrialRules
+
+
+class TrialRunsError(UsageError):
+    """A release is to be deployed where its trial has not ended."""
+
+
+class TrialDroppedError(MismatchError):
+    """A release is to be deployed where its trial dropped it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +59,21 @@ class TrialStatus:
         return answer.need("trial", lambda it: _read(it, runs, answer.document))
 
     @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self.phase not in ("running", "activating")
+
+    @property
     def interrupted(self) -> bool:
         """Whether it has not ended, and nobody runs it."""
-        return self.phase in ("running", "activating") and not self.runs
+        return not self.is_over and not self.runs
+
+    def summary(self) -> str:
+        """On one line, without the release before."""
+        if self.phase == "running" and self.runs:
+            return f"{self.release} running, {self.elapsed_s:.0f} of {self.rules.seconds:.0f} s"
+        phase = "interrupted" if self.interrupted else self.phase
+        return f"{self.release} {phase}" + (f": {self.reason}" if self.reason else "")
 
     def lines(self) -> list[str]:
         """For a person."""

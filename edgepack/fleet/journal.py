@@ -22,6 +22,9 @@ from edgepack.fleet.inventory import FleetDevice
 
 log = logging.getLogger(__name__)
 
+TRIAL = "trial"
+"""The action of a rollout that begins trials."""
+
 # What lines have by "event"; those about devices have none.
 _TEXT_OR_NONE = str | None
 _KINDS: Mapping[str, Mapping[str, Any]] = {
@@ -53,7 +56,8 @@ class Identity(NamedTuple):
 class Last(NamedTuple):
     """The last line about a device: where it starts in the file, and what decides what is left.
 
-    `deployed` is the release of the last deploy, whether that went well or not. `identity` is what
+    `deployed` is the release of the last deploy or trial, whether that went well or not. `tried` is
+    that of a trial that began, and that no deploy or rollback has followed. `identity` is what
     answered when that last went well at this address.
     """
 
@@ -63,6 +67,7 @@ class Last(NamedTuple):
     release: str | None
     address: str
     deployed: str | None
+    tried: str | None
     identity: Identity
 
 
@@ -137,6 +142,11 @@ class Journal(Closing):
         last = self.last.get(device.name)
         return last.deployed if last is not None and last.address == device.where else None
 
+    def tried(self, device: FleetDevice) -> str | None:
+        """The release whose trial began on `device`, and that is not deployed or undone since."""
+        last = self.last.get(device.name)
+        return last.tried if last is not None and last.address == device.where else None
+
     def identity(self, device: FleetDevice) -> Identity:
         """What last answered as `device`, at its address."""
         last = self.last.get(device.name)
@@ -196,12 +206,16 @@ class Journal(Closing):
         else:
             name, action, release = entry["device"], entry["action"], entry["release"]
             before = self.last.get(name)
-            deployed = release if action == "deploy" else before.deployed if before else None
+            brings = action in ("deploy", TRIAL)
+            deployed = release if brings else before.deployed if before else None
             address = entry["address"]
+            tried = before.tried if before and before.address == address else None
+            if entry["ok"]:
+                tried = release if action == TRIAL else None
             identity = before.identity if before and before.address == address else Identity()
             if entry["ok"]:
                 identity = _identity(entry.get("details")) or identity
-            last = Last(offset, action, entry["ok"], release, address, deployed, identity)
+            last = Last(offset, action, entry["ok"], release, address, deployed, tried, identity)
             self.last[name] = last
 
 

@@ -187,6 +187,12 @@ def make_plan(
     return RolloutPlan(waves=waves, total=len(devices))
 
 
+def first_wave(plan: RolloutPlan) -> RolloutPlan:
+    """The canaries of `plan` and the wave after them, as a plan of their own."""
+    waves = plan.waves[: 2 if plan.waves and plan.waves[0].is_canary else 1]
+    return RolloutPlan(waves=waves, total=sum(wave.total for wave in waves))
+
+
 def with_boards(
     devices: Iterable[FleetDevice], boards: Mapping[str, object], default: str | None
 ) -> tuple[FleetDevice, ...]:

@@ -18,7 +18,7 @@ from edgepack.base import charts, page
 from edgepack.base.page import Html
 from edgepack.base.text import format_count, one_line
 from edgepack.fleet.inventory import FleetDevice
-from edgepack.fleet.journal import Journal
+from edgepack.fleet.journal import TRIAL, Journal
 from edgepack.fleet.journals import JournalsRead
 from edgepack.fleet.plan import RolloutPlan
 from edgepack.fleet.rollout import RolloutResult
@@ -40,12 +40,17 @@ _SHORT = ("device", "wave", "board", "release", "outcome", "seconds", "error")
 _COLUMNS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "deploy": (ROW_KEYS, _SHORT),
     "rollback": (ROW_KEYS, _SHORT),
+    TRIAL: (ROW_KEYS, _SHORT),
     "status": (
         (
             "device", "board", "address", "outcome", "release", "version", "model",
-            "model_sha256", "source", "since", "by", "latency_ms", "emulated", "error", "hint",
+            "model_sha256", "source", "since", "by", "latency_ms", "emulated", "trial", "error",
+            "hint",
         ),
-        ("device", "board", "outcome", "release", "version", "model", "since", "by", "error"),
+        (
+            "device", "board", "outcome", "release", "version", "model", "since", "by", "trial",
+            "error",
+        ),
     ),
     "trust": (
         ("device", "wave", "board", "address", "outcome", "signers", "at", "error", "hint"),

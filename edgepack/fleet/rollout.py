@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from edgepack.base.errors import ConnectError, EdgepackError, RefusedError, TimeLimitError
+from edgepack.deploy.options import ON_TRIAL
+from edgepack.deploy.trial import TrialDroppedError, TrialRunsError
 from edgepack.device.errors import ChangedHostKeyError, OtherDeviceError, UnknownHostKeyError
 from edgepack.fleet.inventory import FleetDevice
 from edgepack.fleet.journal import Journal
@@ -28,6 +30,7 @@ FAILED = "failed"
 UNREACHABLE = "unreachable"
 REFUSED = "refused"
 UNTRUSTED = "untrusted"
+DROPPED = "dropped"
 LOST = "lost"
 _INTERRUPTED = "interrupted"
 # Nobody wakes who waits when `Stop` changes, and Python sees a signal that comes just before a
@@ -53,9 +56,10 @@ class Outcome:
     """A device's line in the journal and in the report.
 
     `outcome` is that of `Done`, "failed", "unreachable", "refused" (it answers, and does not let us
-    in), "untrusted" (its host key is not the one it is known by, or it is another device), or
-    "lost": it was well, and is not any more after the soak time. `release` is what was wanted if it
-    failed. `at` is when it ended (UTC), `seconds` how long it took.
+    in), "untrusted" (its host key is not the one it is known by, or it is another device),
+    "dropped" or "on trial" (its trial of the release ended so, or has not ended), or "lost": it was
+    well, and is not any more after the soak time. `release` is what was wanted if it failed. `at`
+    is when it ended (UTC), `seconds` how long it took.
     """
 
     device: str
@@ -193,6 +197,8 @@ def _kind_of(error: EdgepackError) -> str:
         return REFUSED
     if isinstance(error, ChangedHostKeyError | OtherDeviceError | UnknownHostKeyError):
         return UNTRUSTED
+    if isinstance(error, TrialDroppedError | TrialRunsError):
+        return DROPPED if isinstance(error, TrialDroppedError) else ON_TRIAL
     return UNREACHABLE if isinstance(error, ConnectError) else FAILED
 
 

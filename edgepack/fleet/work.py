@@ -8,19 +8,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgepack.base.errors import ConfigError, RemoteError
+from edgepack.base.errors import ConfigError, RemoteError, UsageError
 from edgepack.boards import Board
 from edgepack.bundle.bundle import Bundle
 from edgepack.deploy import answers, remote_tool
 from edgepack.deploy.act import SERVICE_S, deploy_and_start
 from edgepack.deploy.deploy import PhaseLimits, conversation_s
 from edgepack.deploy.options import DEFAULT_OPTIONS, DeployOptions
+from edgepack.deploy.trial import TrialDroppedError, TrialRunsError, TrialStatus
 from edgepack.device import Address, Device, SshOptions, adb, open_device, open_virtual
 from edgepack.device.base import is_emulated
 from edgepack.device.errors import OtherDeviceError
 from edgepack.device.limit import limited
 from edgepack.fleet.inventory import VIRTUAL, FleetDevice
-from edgepack.fleet.journal import Identity
+from edgepack.fleet.journal import TRIAL, Identity
 from edgepack.fleet.rollout import Done
 
 Connect = Callable[[FleetDevice], Device]
@@ -82,6 +83,11 @@ def know_nothing(_: FleetDevice) -> Identity:
     return Identity()
 
 
+def _tried_nothing(_: FleetDevice) -> str | None:
+    """No trial is known of on any device."""
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class _OnDevice:
     """What all kinds of work share: `root` is the folder on devices that name none, `command_s`
@@ -95,8 +101,8 @@ class _OnDevice:
 
     @property
     def commands_s(self) -> float:
-        """What all of them may take, of which there are two at most."""
-        return 2 * self.command_s
+        """What all of them may take, of which there are three at most."""
+        return 3 * self.command_s
 
     @contextlib.contextmanager
     def _open(self, device: FleetDevice) -> Iterator[tuple[Device, str]]:
@@ -141,6 +147,8 @@ class Deploy(_OnDevice):
     bundles: Mapping[str, Bundle]
     options: DeployOptions = DEFAULT_OPTIONS
     service: bool = False
+    tried: Callable[[FleetDevice], str | None] = _tried_nothing
+    """The release whose trial began on the device: it decides before a deploy does."""
     action: str = "deploy"
 
     def wanted(self, device: FleetDevice) -> str | None:
@@ -166,6 +174,8 @@ class Deploy(_OnDevice):
         bundle = self.bundles[str(device.board)]
         options = self._options(device)
         with self._open(device) as (remote, root):
+            if self.tried(device) == bundle.manifest.release:
+                _need_decided(device.name, remote_tool.last_trial(remote, root), bundle)
             try:
                 done = deploy_and_start(bundle, remote, root, options=options, service=self.service)
             except OtherDeviceError as error:
@@ -196,6 +206,61 @@ class Deploy(_OnDevice):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BeginTrial(Deploy):
+    """Begin a trial of each device's bundle by the rules in `options`; the device decides it.
+
+    Where the release is current already, there is nothing to try.
+    """
+
+    action: str = TRIAL
+
+    def __call__(self, device: FleetDevice) -> Done:
+        """See `Work`."""
+        try:
+            return super().__call__(device)
+        except UsageError:
+            current = self._status(device).current
+            if current is None or current.release != self.wanted(device):
+                raise
+            return Done(outcome="unchanged", release=current.release)
+
+    def check(self, device: FleetDevice) -> None:
+        """See `Work.check`: the trial goes on, or has activated the release."""
+        with self._open(device) as (remote, root), limited(remote, self.commands_s, "its trial"):
+            trial = remote_tool.last_trial(remote, root)
+        if trial is None or trial.release != self.wanted(device) or trial.phase == "activated":
+            super().check(device)
+        elif trial.interrupted or trial.is_over:
+            raise RemoteError(
+                f"{device.name}: the trial of {trial.summary()}",
+                hint=f"edgepack fleet status --limit {device.name} says more",
+            )
+
+
+def _need_decided(name: str, trial: TrialStatus | None, bundle: Bundle) -> None:
+    """Raise what speaks against deploying a bundle, of which a trial began there."""
+    release = bundle.manifest.release
+    if trial is None or trial.release != release:
+        return
+    anyway = f"`edgepack fleet deploy --limit {name} --again` makes it current all the same"
+    if trial.phase == "dropped":
+        raise TrialDroppedError(
+            f"{name}: its trial dropped release {release}: {trial.reason}", hint=anyway
+        )
+    if trial.interrupted:
+        raise TrialRunsError(
+            f"{name}: the trial of release {release} was interrupted, and has not ended",
+            hint=f"`edgepack trial resume` on that device, or {anyway}",
+        )
+    if not trial.is_over:
+        left = max(trial.rules.seconds - trial.elapsed_s, 0)
+        raise TrialRunsError(
+            f"{name}: the trial of release {release} has not ended",
+            hint=f"run this again in {left:.0f} s, or {anyway}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rollback(_OnDevice):
     """Go back from the release in `leave` (device: release) to the one before it.
 
@@ -205,6 +270,8 @@ class Rollback(_OnDevice):
     """
 
     leave: Mapping[str, str]
+    tried: Callable[[FleetDevice], str | None] = _tried_nothing
+    """The release whose trial began on the device: if it runs still, it is stopped."""
     action: str = "rollback"
 
     def wanted(self, device: FleetDevice) -> str | None:
@@ -216,11 +283,21 @@ class Rollback(_OnDevice):
             status = remote_tool.status(remote, root)
             before = status.current.release if status.current else None
             if before != self.leave.get(device.name, before):
-                return Done(outcome="unchanged", release=before)
+                stopped = self._stop_trial(device, remote, root)
+                return Done(outcome="trial stopped" if stopped else "unchanged", release=before)
             if status.previous is None:
                 return Done(outcome=NOTHING_BEFORE, release=before)
             done = remote_tool.rollback(remote, root)
         return Done(outcome="rolled back", release=done.release, details={"before": before})
+
+    def _stop_trial(self, device: FleetDevice, remote: Device, root: str) -> bool:
+        """Whether there was one to stop, of the release that is to be undone."""
+        if (release := self.tried(device)) is None:
+            return False
+        trial = remote_tool.last_trial(remote, root)
+        if trial is None or trial.release != release or trial.is_over:
+            return False
+        return remote_tool.trial(remote, root, "stop").phase == "stopped"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,11 +313,15 @@ class AskStatus(_OnDevice):
         """See `Work`."""
         with self._open(device) as (remote, root), limited(remote, self.commands_s, "its status"):
             answer = remote_tool.status_with_source(remote, root)
+            trial = remote_tool.last_trial(remote, root) if answer.current else None
             emulated = is_emulated(remote)
         current = answer.current
         if current is None:
             return Done(outcome="empty", release=None)
         health = current.health
+        # One that is about neither is history.
+        if trial and current.release not in (trial.release, trial.before):
+            trial = None
         return Done(
             outcome="testing" if answer.pending else health.outcome if health else "untested",
             release=current.release,
@@ -254,6 +335,8 @@ class AskStatus(_OnDevice):
                 "emulated": emulated,
                 "tool": answer.tool,
                 "source": str(answer.source) if answer.source else None,
+                "trial": trial.summary() if trial else None,
+                "trial_phase": trial.phase if trial else None,
             },
         )
 

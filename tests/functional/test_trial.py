@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from edgepack.base.errors import NothingThereError, UsageError
 from edgepack.bundle.bundle import Bundle
+from edgepack.cli import main
 from edgepack.deploy.deploy import deploy_bundle
 from edgepack.deploy.options import DeployOptions, TrialRules
 from edgepack.deploy.remote_tool import rollback, status, trial
@@ -27,6 +29,7 @@ from edgepack.deploy.trial import TrialStatus
 from edgepack.device import LocalDevice
 from edgepack.flow.job import make_job, package_job
 from edgepack.flow.project import load_project
+from tests.integration import sshd_server
 from tests.monitored import COLUMNS, HEIGHT, WIDTH, pictures
 from tests.onnx_models import Builder
 
@@ -152,13 +155,17 @@ class Board:
             threads[1].join()
 
 
+def stop_if_any(board: Board) -> None:
+    with contextlib.suppress(NothingThereError):
+        board.trial("stop")
+
+
 @pytest.fixture
 def board(tmp_path: Path, bundles: dict[str, Bundle]) -> Iterator[Board]:
     board = Board(tmp_path, bundles)
     board.deploy("first")
     yield board
-    with contextlib.suppress(NothingThereError):
-        board.trial("stop")
+    stop_if_any(board)
 
 
 def test_a_candidate_that_says_the_same_is_activated_on_the_device(board: Board) -> None:
@@ -333,3 +340,94 @@ def test_what_strangers_hand_over_is_left(board: Board) -> None:
         done = board.until(lambda it: it.pictures > 0)
         board.trial("stop")
     assert (done.agreement, done.crashes) == (1.0, 0)
+
+
+def fleet(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+    """The exit code of `edgepack fleet`, and what it reports."""
+    code = main(["fleet", *words, "--json", "-q"])
+    out, err = capsys.readouterr()
+    assert out, err
+    return code, json.loads(out)
+
+
+def outcomes(report: dict[str, Any]) -> dict[str, str]:
+    return {row["device"]: row["outcome"] for row in report["devices"]}
+
+
+def test_a_fleet_tries_a_release_before_it_gets_it(
+    bundles: dict[str, Bundle], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Real servers and device tools on this machine, each with a folder of its own."""
+    names = ("bench", "shop1", "shop2")
+    boards = {name: Board(tmp_path / name, bundles) for name in names}
+    text = '[rollout]\nwaves = [1]\nmax_failures = 0\n[defaults]\nboard = "local"\n'
+    with contextlib.ExitStack() as stack:
+        for name, board in boards.items():
+            server = sshd_server.start(tmp_path / f"{name}-sshd")
+            stack.callback(server.stop)
+            (tmp_path / f"{name}-hosts").write_text(server.known_hosts_line + "\n")
+            text += (
+                f'[devices.{name}]\naddress = "127.0.0.1"\nport = {server.port}\n'
+                f'user = "{server.user}"\nidentity = "{server.key}"\n'
+                f'known_hosts = "{tmp_path}/{name}-hosts"\nroot = "{board.root}"\n'
+            )
+            stack.callback(stop_if_any, board)
+        file = tmp_path / "shops.toml"
+        file.write_text(text)
+
+        def deploy(name: str, *words: str) -> tuple[int, dict[str, Any]]:
+            bundle = ("--bundle", str(bundles[name].path))
+            return fleet(capsys, "deploy", str(file), *bundle, "--replace", *words)
+
+        assert deploy("first")[0] == 0
+        # The canary and the first wave: the rest is for later.
+        code, report = deploy("same", "--shadow", "10m", "--max-latency", "50")
+        assert (code, report["action"], report["status"]) == (0, "trial", "complete")
+        assert outcomes(report) == {"bench": "on trial", "shop1": "on trial"}
+        assert [board.current() for board in boards.values()] == [boards["bench"].id("first")] * 3
+        code, report = fleet(capsys, "status", str(file), "--name", "columns")
+        assert code == 0
+        told = {row["device"]: (row["trial_phase"], row["trial"]) for row in report["devices"]}
+        assert told["shop2"] == (None, None)
+        for name in names[:2]:
+            assert told[name][0] == "running"
+            assert f"{boards[name].id('same')} running" in told[name][1]
+        # Nobody is ahead of the trials, which go on.
+        code, report = deploy("same")
+        assert (code, report["reason"]) == (2, "1 of 1 canaries failed")
+        assert outcomes(report) == {"bench": "on trial", "shop1": "waiting", "shop2": "waiting"}
+        assert boards["bench"].trial().runs
+
+        boards["bench"].trial("activate")
+        boards["shop1"].trial("stop")
+        code, report = deploy("same")
+        assert code == 0
+        assert outcomes(report) == {
+            "bench": "unchanged", "shop1": "activated", "shop2": "deployed",
+        }  # fmt: skip
+
+        # Where it was dropped it is not deployed, and that counts.
+        shop = ("--limit", "shop1", "--shadow", "10m", "--max-latency", "0.000001")
+        assert deploy("other", *shop)[0] == 0
+        assert boards["shop1"].over().phase == "dropped"
+        code, report = fleet(capsys, "status", str(file), "--name", "columns", "--limit", "shop1")
+        (row,) = report["devices"]
+        assert "dropped: it takes" in row["trial"]
+        code, report = deploy("other", "--canary", "0")
+        assert code == 8
+        assert outcomes(report) == {"bench": "deployed", "shop1": "dropped", "shop2": "waiting"}
+        (error,) = (row["error"] for row in report["devices"] if row["error"])
+        assert "its trial dropped release" in error
+        assert boards["shop1"].current() == boards["shop1"].id("same")
+
+        # What is undone must not come back by itself.
+        assert deploy("other", "--limit", "shop2", "--shadow", "10m", "--max-latency", "50")[0] == 0
+        code, report = fleet(capsys, "rollback", str(file), "--name", "columns")
+        assert code == 0
+        assert outcomes(report) == {
+            "bench": "rolled back", "shop1": "unchanged", "shop2": "trial stopped",
+        }  # fmt: skip
+        assert [board.current() for board in boards.values()] == [boards["bench"].id("same")] * 3
+        # Asked for by name, it is deployed all the same.
+        assert deploy("other", "--limit", "shop1", "--again")[0] == 0
+        assert boards["shop1"].current() == boards["shop1"].id("other")

@@ -16,7 +16,7 @@ from edgepack.base.errors import BundleError, ModelError, UsageError
 from edgepack.boards import load_boards
 from edgepack.cli import main
 from edgepack.cli.fleet_run import stop_on_signal
-from edgepack.fleet import Journal, Stop, load_fleet
+from edgepack.fleet import FleetDevice, Journal, Stop, load_fleet
 from edgepack.fleet.build import build_bundles, open_bundles
 from edgepack.fleet.shard import Shard
 from edgepack.flow.project import load_project
@@ -217,6 +217,30 @@ def test_what_a_rollback_leaves_alone(
     assert [name for wave in plan["waves"] for name in wave["todo"]] == [
         "shop01", "shop02", "shop04",
     ]  # fmt: skip
+
+
+def test_what_a_journal_knows_of_trials(tmp_path: Path) -> None:
+    device = FleetDevice(name="a", address="a", board="rasp3b")
+
+    def line(action: str, release: str, *, ok: bool = True, address: str = "a") -> dict[str, Any]:
+        return {
+            "device": "a", "address": address, "action": action, "ok": ok, "release": release,
+        }  # fmt: skip
+
+    with Journal(tmp_path / "journal") as journal:
+        for entry, tried, deployed in (
+            (line("trial", "1", ok=False), None, "1"),
+            (line("trial", "1"), "1", "1"),
+            # A deploy that was refused does not forget it; one that went well does.
+            (line("deploy", "1", ok=False), "1", "1"),
+            (line("deploy", "1"), None, "1"),
+            (line("trial", "2"), "2", "2"),
+            (line("rollback", "1"), None, "2"),
+            (line("trial", "3", address="b"), None, None),  # another device
+        ):
+            journal.write(entry)
+            assert (journal.tried(device), journal.deployed(device)) == (tried, deployed), entry
+        assert not journal.is_done(device, "deploy", "3")
 
 
 def test_a_rollout_that_was_killed_is_reported(

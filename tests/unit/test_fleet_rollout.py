@@ -36,6 +36,7 @@ from edgepack.fleet import (
     rollout,
 )
 from edgepack.fleet.journal import BusyError
+from edgepack.fleet.plan import first_wave
 from edgepack.fleet.report import FleetReport
 from edgepack.fleet.rollout import Work
 from edgepack.fleet.shard import Shard
@@ -94,6 +95,15 @@ def test_what_is_done_changes_no_wave() -> None:
     assert rest.waves[0].devices == ()
     assert [device.name for device in rest.waves[1].devices] == []
     assert rest.waves[2].devices[0].name == "d00006"
+
+
+def test_a_trial_has_the_canaries_and_the_first_wave() -> None:
+    plan = make_plan(devices(30), Settings(), lambda device: device.name == "d00002")
+    part = first_wave(plan)
+    assert [wave.name for wave in part.waves] == ["canary", "wave 1"]
+    assert (part.total, part.todo) == (4, 3)
+    part = first_wave(make_plan(devices(30), Settings(canary=Share(value=0))))
+    assert [(wave.name, wave.total) for wave in part.waves] == [("wave 1", 3)]
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "5 %", "101%", "1.5"])

@@ -14,10 +14,11 @@ from edgepack.base.errors import ConnectError, RemoteError
 from edgepack.deploy import act
 from edgepack.deploy.deploy import DeployOptions
 from edgepack.deploy.other_model import OtherModelError
-from edgepack.fleet import FleetDevice
-from edgepack.fleet.work import AskStatus, Deploy, Rollback
+from edgepack.deploy.trial import TrialDroppedError, TrialRunsError
+from edgepack.fleet import FleetDevice, work
+from edgepack.fleet.work import AskStatus, BeginTrial, Deploy, Rollback
 from tests.bundles import small_bundle
-from tests.scripted_tool import NEW, OLD, RELEASE, STATUS, ScriptedDevice
+from tests.scripted_tool import NEW, OLD, RELEASE, STATUS, TRIAL, ScriptedDevice
 
 DEVICE = FleetDevice(name="a", address="a", board="rasp3b")
 
@@ -30,6 +31,7 @@ class FakeTool:
         self.previous: object = STATUS["previous"]
         self.pending: dict[str, str] | None = None
         self.source = ""
+        self.trial: dict[str, Any] | None = None
         self.calls: list[str] = []
         self.open = 0
 
@@ -46,6 +48,12 @@ class FakeTool:
         if "current/source.json" in command:
             return self.source
         self.calls.append(command)
+        if command.endswith((" trial status", " trial stop")):
+            if self.trial is None:
+                return json.dumps({"error": {"kind": "no-trial", "message": "there was no trial"}})
+            if command.endswith("stop"):
+                self.trial |= {"phase": "stopped"}
+            return json.dumps({"runs": self.trial["phase"] == "running", "trial": self.trial})
         if command.endswith(" rollback"):
             self.current = OLD if self.current == NEW else NEW
             return json.dumps({"release": self.current, "before": None})
@@ -70,6 +78,13 @@ def test_status(tool: FakeTool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.details["source"] is None
     tool.source = '{"uri": "models:/flowers/3", "run_id": "53488b6e"}'
     assert ask(DEVICE).details["source"] == "models:/flowers/3, run 53488b6e"
+    assert (done.details["trial"], done.details["trial_phase"]) == (None, None)
+    tool.trial = {**TRIAL["trial"]}
+    assert ask(DEVICE).details["trial"] == f"{NEW} dropped: why"
+    tool.trial |= {"phase": "running", "reason": "", "elapsed_s": 60.2}
+    assert ask(DEVICE).details["trial"] == f"{NEW} running, 60 of 7200 s"
+    tool.trial |= {"release": "2" * 12, "before": "3" * 12}  # it is about neither, and is history
+    assert ask(DEVICE).details["trial"] is None
     tool.pending = {"release": NEW}
     assert ask(DEVICE).outcome == "testing"
     tool.current = None
@@ -107,6 +122,66 @@ def test_the_look_after_the_soak_time(tool: FakeTool) -> None:
     with pytest.raises(RemoteError, match=f"release {NEW} is not current any more, but {OLD}"):
         deploy.check(DEVICE)
     assert tool.open == 0
+
+
+def test_a_trial_after_the_soak_time(tool: FakeTool) -> None:
+    bundle: Any = SimpleNamespace(manifest=SimpleNamespace(release=NEW))
+    begin = BeginTrial(connect=tool.connect, root="edgepack/m", bundles={"rasp3b": bundle})
+    begin.check(DEVICE)  # current before: there was nothing to try
+    tool.current = OLD
+    with pytest.raises(RemoteError, match=f"release {NEW} is not current any more"):
+        begin.check(DEVICE)
+    tool.trial = {**TRIAL["trial"], "phase": "running"}
+    begin.check(DEVICE)
+    tool.trial |= {"phase": "dropped"}
+    with pytest.raises(RemoteError, match=f"a: the trial of {NEW} dropped: why"):
+        begin.check(DEVICE)
+    tool.trial |= {"phase": "activated"}
+    tool.current = NEW
+    begin.check(DEVICE)
+
+
+def test_a_deploy_waits_for_the_trial_of_its_release(
+    tool: FakeTool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle: Any = SimpleNamespace(manifest=SimpleNamespace(release=NEW, name="m"))
+    deployed: list[str] = []
+
+    def deploy_and_start(_bundle: Any, device: Any, *_: Any, **__: Any) -> Any:
+        deployed.append(device.name)
+        raise RemoteError("enough")
+
+    monkeypatch.setattr(work, "deploy_and_start", deploy_and_start)
+    monkeypatch.setattr(Deploy, "_options", lambda *_: DeployOptions())
+    deploy = Deploy(
+        connect=tool.connect, root="edgepack/m", bundles={"rasp3b": bundle}, tried=lambda _: NEW
+    )
+    tool.trial = {**TRIAL["trial"], "phase": "running"}
+    with pytest.raises(TrialRunsError, match=f"a: the trial of release {NEW} has not ended"):
+        deploy(DEVICE)
+    tool.trial |= {"phase": "dropped"}
+    with pytest.raises(TrialDroppedError, match=f"a: its trial dropped release {NEW}: why"):
+        deploy(DEVICE)
+    assert deployed == []
+    # One without a decision says nothing, and one of another release is none of it.
+    for change in ({"phase": "stopped"}, {"phase": "dropped", "release": OLD}):
+        tool.trial |= change
+        with pytest.raises(RemoteError, match="enough"):
+            deploy(DEVICE)
+    assert deployed == ["a", "a"]
+    assert tool.open == 0
+
+
+def test_a_rollback_ends_a_trial_that_runs(tool: FakeTool) -> None:
+    tool.current, tool.trial = OLD, {**TRIAL["trial"], "phase": "running"}
+    leave = {"a": NEW}
+    back = Rollback(connect=tool.connect, root="edgepack/m", leave=leave, tried=lambda _: NEW)
+    assert (back(DEVICE).outcome, tool.trial["phase"]) == ("trial stopped", "stopped")
+    assert (back(DEVICE).outcome, tool.current) == ("unchanged", OLD)
+    # One that nobody of this fleet began is left alone.
+    tool.trial |= {"phase": "running"}
+    assert Rollback(connect=tool.connect, root="edgepack/m", leave=leave)(DEVICE).release == OLD
+    assert tool.trial["phase"] == "running"
 
 
 def test_a_release_of_another_model_stays(
@@ -185,7 +260,7 @@ def test_a_device_with_a_folder_of_its_own(tool: FakeTool) -> None:
     AskStatus(connect=tool.connect, root="edgepack/m")(
         FleetDevice(name="a", address="a", board="rasp3b", root="/srv/m")
     )
-    (call,) = tool.calls
+    call, _ = tool.calls
     assert call.startswith("[ -e /srv/m ] || ")
     assert call.endswith('exec "$r/bin/edgepack-device" --root /srv/m --json status')
 

@@ -73,6 +73,7 @@ COMMANDS: dict[str, Callable[[str], object]] = {
     "receive: state": lambda text: exchange(text).ask(REQUEST),
     "receive: done": show_done,
     "run": lambda text: show_app(device(text)),
+    "trial status": lambda text: remote_tool.trial(device(text), "r", "status").lines(),
     "error": lambda text: remote_tool.status(device(text), "r"),
 }
 
