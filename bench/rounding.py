@@ -1,12 +1,13 @@
 """How exact float32 is inside networks: errors against float64, ours over onnxruntime's.
 
-    python -m bench.rounding [--photos N] [MODEL ...]
+    python -m bench.rounding [--photos N] [--board BOARD] [MODEL ...]
 
 Each network is computed three times on the same photographs: in float64 by onnx's reference, by
-onnxruntime, and by our compiler with each setting that changes how sums are made. Compared is what
-every convolution and product reads, and the outputs: the root of the mean square of what each
-tensor is off, ours over onnxruntime's. Printed are the median over a network's tensors, the largest
-of them, and that of the last output.
+onnxruntime, and by our compiler with each setting that changes how sums are made. With --board
+both engines run their ARM code under qemu; onnxruntime has no package for 32-bit ARM, so this
+machine's is used. Compared is what every convolution and product reads, and the outputs: the root
+of the mean square of what each tensor is off, ours over onnxruntime's. Printed are the median over
+a network's tensors, the largest of them, and that of the last output.
 """
 
 from __future__ import annotations
@@ -29,15 +30,19 @@ from onnx.reference.op_run import OpRun
 from onnxruntime import SessionOptions
 
 from bench.accuracy import PREPROCESSING
+from bench.arm import build_plugin, run_with_plugin
 from bench.models import get_model
+from bench.peers import ARM_WHEELS, emulator
 from bench.photos import Photo, photos
 from edgepack.base.paths import write_atomic
-from edgepack.boards import get_board
+from edgepack.base.progress import NO_PROGRESS
+from edgepack.boards import Board, get_board, load_boards
 from edgepack.compiler import compile_model
 from edgepack.compiler.backend.run import run_plan
 from edgepack.frontend.precision import Precision
 from edgepack.model import ModelSpec
 from edgepack.model.session import cpu_session
+from edgepack.native.emulate import run_emulated
 from edgepack.native.toolchain import select
 from edgepack.preprocess.spec import Resize
 
@@ -62,6 +67,8 @@ _IMAGENET = PREPROCESSING["mobilenetv2"]
 # As a project with preprocessing compiles: its input, a photograph, is bounded. `speed` lets
 # Winograd's algorithm take what it gains by, `exact` forbids it.
 SETTINGS = {"speed": False, "exact": True}
+
+VIRTUAL = sorted(name for name, board in load_boards().items() if board.virtual is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +156,35 @@ def off(got: Array, exact: Array) -> float:
     return float(np.sqrt(np.mean((got.astype("float64") - exact) ** 2)))
 
 
-def measure(name: str, shown: Sequence[Photo]) -> list[Row]:
+def theirs_on(board: Board, path: Path, inputs: Sequence[Array]) -> list[list[Array]]:
+    """onnxruntime's outputs for each of `inputs`, by its ARM code where it has some."""
+    if board.virtual is None or "onnxruntime" not in ARM_WHEELS[board.debian_arch]:
+        session = cpu_session(path.read_bytes(), SessionOptions())
+        (given,) = (value.name for value in session.get_inputs())
+        return [session.run(None, {given: data}) for data in inputs]
+    emulated = emulator(board, NO_PROGRESS)
+    outputs = []
+    for data in inputs:
+        with tempfile.TemporaryDirectory(prefix="edgepack-") as name:
+            folder = Path(name)
+            np.save(folder / "input.npy", data)
+            arguments: list[str | Path] = [path, folder / "input.npy", folder, "1"]
+            plugin = f"{build_plugin()},out={folder / 'count'}"
+            argv = emulated.peer("onnxruntime", plugin, arguments)
+            run_with_plugin(argv, folder / "count", f"onnxruntime on {path.name}", b"1\n")
+            count = len(onnx.load(path).graph.output)
+            outputs.append([np.load(folder / f"{k}.npy") for k in range(count)])
+    return outputs
+
+
+def ours_on(board: Board, folder: Path, inputs: Sequence[Array]) -> list[list[Array]]:
+    """The outputs of the compiled model in `folder` for each of `inputs`."""
+    if board.virtual is None:
+        return [run_plan(folder, [data]) for data in inputs]
+    return run_emulated(folder, board, [[data] for data in inputs])
+
+
+def measure(name: str, shown: Sequence[Photo], board: Board) -> list[Row]:
     """The rows of a network."""
     model = onnx.load(get_model(name).path)
     names = inner(model.graph)
@@ -159,25 +194,23 @@ def measure(name: str, shown: Sequence[Photo]) -> list[Row]:
     (given,) = (v.name for v in model.graph.input if v.name not in constants)
     reference = ReferenceEvaluator(in_float64(model), new_ops=[Conv])
     exact = [reference.run(names, {given: data.astype("float64")}) for data in inputs]
-    session = cpu_session(model.SerializeToString(), SessionOptions())
-    theirs = [session.run(names, {given: data}) for data in inputs]
-    scale = max(off(b, np.zeros(1)) for one in exact for b in one)
-    if (
-        max(off(a, b) for k, one in enumerate(theirs) for a, b in zip(one, exact[k], strict=True))
-        > 1e-3 * scale
-    ):
-        raise ValueError(f"{name}: onnx's reference computes something else than onnxruntime")
-    board = get_board("local")
     rows = []
     with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
         path = Path(folder) / "model.onnx"
         onnx.save(model, path)
+        theirs = theirs_on(board, path, inputs)
+        both = [
+            pair for runs in zip(theirs, exact, strict=True) for pair in zip(*runs, strict=True)
+        ]
+        scale = max(off(e, np.zeros(1)) for _, e in both)
+        if max(off(t, e) for t, e in both) > 1e-3 * scale:
+            raise ValueError(f"{name}: onnx's reference computes something else than onnxruntime")
         for setting, direct in SETTINGS.items():
             out = Path(folder) / setting
             precision = Precision(bounded=frozenset([given]), direct=direct)
             toolchain = select(board).toolchain
             compile_model(ModelSpec(path=path), board, toolchain, out, precision=precision)
-            ours = [run_plan(out, [data]) for data in inputs]
+            ours = ours_on(board, out, inputs)
             ratios = [
                 _mean([off(g[k], e[k]) for g, e in zip(ours, exact, strict=True)])
                 / _mean([off(t[k], e[k]) for t, e in zip(theirs, exact, strict=True)])
@@ -214,13 +247,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("models", nargs="*", metavar="MODEL", help="(default: ten networks)")
     parser.add_argument("--photos", type=int, default=3, metavar="N")
+    parser.add_argument("--board", default="local", choices=["local", *VIRTUAL])
     parser.add_argument("--json", type=Path, help="a file for the rows")
     args = parser.parse_args(argv)
     shown = photos()[:: max(1, len(photos()) // args.photos)][: args.photos]
     rows: list[Row] = []
     print(f"{'network':20} {'setting':8} {'tensors':>7} {'median':>7} {'largest':>8} {'output':>7}")
     for name in args.models or NETWORKS:
-        for row in measure(name, shown):
+        for row in measure(name, shown, get_board(args.board)):
             print(
                 f"{row.network:20} {row.setting:8} {row.tensors:7} {row.median:7.2f}"
                 f" {row.largest:8.2f} {row.output:7.2f}",
