@@ -38,6 +38,7 @@ class Session(Closing):
         self._stream: Stream | None = None
         self._form: tuple[str, int, int] | None = None
         self._accept: tuple[str, ...] | None = None
+        self._closed = False
 
     def run(self, photo: object, *, color: str | None = None) -> AppAnswer:
         """Run the model on a photo; the answer has classes in `top`, objects in `boxes`, and
@@ -45,9 +46,13 @@ class Session(Closing):
 
         `photo` is a path, a Pillow image, or a camera's picture as an array: uint8, (height,
         width, 3) with `color` "rgb" or "bgr", (height, width) with "gray". A file is decoded on
-        this machine, at full size. Raises UsageError for anything else, the app's errors, and
-        ConnectionLostError.
+        this machine, at full size. Raises UsageError for anything else and once the session is
+        closed, the app's errors, and ConnectionLostError.
         """
+        if self._closed:
+            raise UsageError(
+                "the session is closed", hint="open another: with deployment.session()"
+            )
         if self._accept is None:
             self._accept = self._accepted()
         pixels = pixels_of(photo, color, accept=self._accept)
@@ -74,7 +79,11 @@ class Session(Closing):
             yield self.run(photo, color=color)
 
     def close(self) -> None:
-        """End the app."""
+        """End the app, for good."""
+        self._closed = True
+        self._end()
+
+    def _end(self) -> None:
         stream, self._stream = self._stream, None
         if stream is not None:
             with contextlib.closing(stream), contextlib.suppress(ConnectionLostError):
@@ -97,7 +106,7 @@ class Session(Closing):
         form = (pixels.form, pixels.width, pixels.height)
         if self._stream is not None and form == self._form:
             return self._stream
-        self.close()
+        self._end()
         size = f"{pixels.width}x{pixels.height}"
         words = ["--frames", pixels.form, "--size", size, *self._options]
         inside = f"{release_folder('', '')[1:]}/{APP}"

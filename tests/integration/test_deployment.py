@@ -140,6 +140,8 @@ def test_a_session_keeps_the_app_for_all_photos_of_a_size(
         assert (gray.document["form"], gray.document["hash"]) == ("gray", digest(PIXELS[:, :, 0]))
         running = gray.document["pid"]
     assert [one.document["hash"] for one in seen] == [digest(PIXELS), digest(PIXELS[::-1])]
+    with pytest.raises(UsageError, match="the session is closed"):
+        session.run(PIXELS, color="rgb")
     assert running not in {one.pid for one in processes()}
 
 
