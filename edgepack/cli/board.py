@@ -31,6 +31,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     start.add_argument(
         "--disk-mb", type=positive, metavar="N", help="size of the board's disk in MiB"
     )
+    start.add_argument(
+        "--opencl", action="store_true", help="with an OpenCL driver that computes on the CPU"
+    )
     stop = actions.add_parser("down", help="stop a board and delete its files")
     stop.add_argument("name", help="name of a running board")
     actions.add_parser("list", help="list the running boards")
@@ -70,7 +73,14 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if args.action in ("ssh", "ssh-config", "cp"):
         return _reach(args, console)
     board = get_board(args.name, board_files(args))
-    vb = up(board, suite=args.suite, kind=args.kind, disk_mb=args.disk_mb, progress=console)
+    vb = up(
+        board,
+        suite=args.suite,
+        kind=args.kind,
+        disk_mb=args.disk_mb,
+        opencl=args.opencl,
+        progress=console,
+    )
     console.data(
         vb.to_dict(), f"{vb.name} is up ({vb.kind}, {vb.suite}): {vb.user}@{vb.host}:{vb.port}"
     )

@@ -32,7 +32,7 @@ from edgepack.device import Device
 from edgepack.flow.deployment import Connection, build_bundle, fit_libc, reach_device, root_of
 from edgepack.flow.dry_run import look
 from edgepack.flow.job import board_of, make_job, package_job
-from edgepack.gate.gate import GateError, check_bundle
+from edgepack.gate.gate import GateError, check_bundle, needs_opencl
 
 
 def run_deploy(args: argparse.Namespace, console: Console) -> int:
@@ -46,7 +46,7 @@ def run_deploy(args: argparse.Namespace, console: Console) -> int:
         bundle, board, root = make(connection)
         if args.service:
             need_service_of(bundle)
-        device = connection.to(board)
+        device = connection.to(board, opencl=needs_opencl(bundle))
         if args.dry_run:
             if not options.replace_model:
                 check_same_model(device, root, bundle, retries=options.retries, progress=console)
@@ -144,8 +144,11 @@ def _what(
     return args.device, open_it
 
 
-def _connect(args: argparse.Namespace, spec: str, console: Console, board: Board) -> Device:
-    return reach_device(spec, board, ssh=ssh_options(args), retries=args.retries, progress=console)
+def _connect(
+    args: argparse.Namespace, spec: str, console: Console, board: Board, opencl: bool = False
+) -> Device:
+    ssh = ssh_options(args)
+    return reach_device(spec, board, ssh=ssh, retries=args.retries, opencl=opencl, progress=console)
 
 
 def _plan_text(bundle: Bundle, device: str, lines: list[str]) -> str:

@@ -58,13 +58,15 @@ def open_device(
     board: Board,
     *,
     options: SshOptions | None = None,
+    opencl: bool = False,
     progress: Progress = NO_PROGRESS,
 ) -> Device:
     """Connect to the device that `spec` names, and return it; the caller closes it.
 
     `spec` is `user@host[:port]`, an alias of the OpenSSH configuration, `adb:SERIAL` (a phone;
     `adb:` for the only phone), `local` (this machine) or `virtual` (the board's virtual board,
-    started if needed). Of `options`, all but the time limits are for SSH.
+    started if needed, with a driver of OpenCL if `opencl`). Of `options`, all but the time limits
+    are for SSH.
 
     Raises:
         UsageError: `spec` has none of these forms, or `local` is used for another board.
@@ -92,7 +94,8 @@ def open_device(
         from edgepack import virtual
 
         return open_virtual(
-            virtual.up(board, progress=progress), timeout_s=options.command_timeout_s
+            virtual.up(board, opencl=opencl, progress=progress),
+            timeout_s=options.command_timeout_s,
         )
     return SshDevice(Address.parse(spec), options=options)
 

@@ -44,6 +44,7 @@ from edgepack.flow.job import board_of, make_job, package_job
 from edgepack.flow.photos import is_image, is_photo, save_png
 from edgepack.flow.project import Project
 from edgepack.flow.session import Session
+from edgepack.gate.gate import needs_opencl
 from edgepack.native.wheel_places import Places, wheels_from
 
 if TYPE_CHECKING:
@@ -333,7 +334,9 @@ def deploy(
     if service:
         need_service(known.service, f"project {known.name}")
     connection = Connection(
-        lambda profile: reach_device(spec, profile, ssh=ssh, retries=options.retries, progress=told)
+        lambda profile, opencl: reach_device(
+            spec, profile, ssh=ssh, retries=options.retries, opencl=opencl, progress=told
+        )
     )
     try:
         key = Path(sign) if sign is not None else None
@@ -341,7 +344,7 @@ def deploy(
             bundle, profile = build_bundle(known, connection, sign=key, progress=told)
         root = root_of(known)
         options = replace(options, new_version=options.new_version or sign is not None)
-        remote = connection.to(profile)
+        remote = connection.to(profile, opencl=needs_opencl(bundle))
         deployed = deploy_and_start(
             bundle, remote, root, options=options, service=service, progress=told
         )
@@ -383,17 +386,18 @@ def root_of(project: Project) -> str:
 class Connection:
     """The device of a deploy, which is connected to once, when it is first asked for."""
 
-    def __init__(self, connect: Callable[[Board], Device]) -> None:
+    def __init__(self, connect: Callable[[Board, bool], Device]) -> None:
         self._connect = connect
         self._device: Device | None = None
 
-    def to(self, board: Board) -> Device:
-        """The connected device, which is a `board`.
+    def to(self, board: Board, *, opencl: bool = False) -> Device:
+        """The connected device, which is a `board`; a virtual one has a driver of OpenCL if
+        `opencl`.
 
         A link that was lost meanwhile, while a model was compiled for one, is made again.
         """
         if self._device is None:
-            self._device = self._connect(board)
+            self._device = self._connect(board, opencl)
             return self._device
         try:
             self._device.run("true", timeout_s=_ALIVE_S)
@@ -445,6 +449,7 @@ def reach_device(
     *,
     ssh: SshOptions | None,
     retries: int,
+    opencl: bool = False,
     progress: Progress = NO_PROGRESS,
 ) -> Device:
     """`open_device`, and again if nobody answered, unless `retries` is 0."""
@@ -452,7 +457,7 @@ def reach_device(
     patience = Patience(min(retries, 1), progress)
     while True:
         try:
-            return open_device(spec, board, options=ssh, progress=progress)
+            return open_device(spec, board, options=ssh, opencl=opencl, progress=progress)
         except ConnectError as error:
             patience.after(error, moved=False)
 

@@ -109,6 +109,11 @@ def check_device(bundle: Bundle, facts: DeviceFacts, *, send_bytes: int | None =
 _DRIVERS = {CUBIN: "libcuda.so.1", OPENCL_TEXT: "libOpenCL.so.1"}
 
 
+def needs_opencl(bundle: Bundle) -> bool:
+    """Whether a GPU with a driver of OpenCL runs the bundle's model."""
+    return OPENCL_TEXT in bundle.manifest.files
+
+
 def gpu_problems(bundle: Bundle, facts: DeviceFacts) -> Iterator[Problem]:
     """Whether the driver of the GPU is there, and may be used by who we are."""
     if any(name.startswith(CPU_FOLDER) for name in bundle.manifest.files):

@@ -43,6 +43,7 @@ def up(
     disk_mb: int | None = None,
     name: str | None = None,
     init: str = "script",
+    opencl: bool = False,
     progress: Progress = NO_PROGRESS,
 ) -> VirtualBoard:
     """Start a virtual `board`, or return the one that runs under that `name` already.
@@ -51,8 +52,9 @@ def up(
     for one without any library;
     `disk_mb` the size of its disk, `name` the board's own by default. `kind` is "light",
     "system", or "auto": light where the machine allows it, else system. `init` is the process 1
-    of a full-system board: "systemd", "busybox", or a "script" that only starts sshd. Returns when
-    its sshd answers. Raises NoVirtualBoardError, BoardConflictError, ToolMissingError,
+    of a full-system board: "systemd", "busybox", or a "script" that only starts sshd. With `opencl`
+    it has Debian's driver of OpenCL, pocl, which computes on the emulated CPU. Returns when its
+    sshd answers. Raises NoVirtualBoardError, BoardConflictError, ToolMissingError,
     RootfsError, LightBoardError (kind "light" only), BoardStartError.
     """
     virtual = board.virtual
@@ -76,6 +78,10 @@ def up(
             f"a virtual board of kind {kind} and suite {suite} cannot be started by {init}",
             hint=f"use a full-system board and {', '.join(inits)}",
         )
+    if opencl and suite == NO_LIBRARY:
+        raise UsageError(
+            "a virtual board without libraries has no driver of OpenCL", hint="leave out --suite"
+        )
     folder = state.folder(name)
     with locked(folder):
         running = state.load(name)
@@ -83,12 +89,14 @@ def up(
             state.stop(running.pid, running.started)
         elif running:
             _check_same(running, board, suite=suite, kind=kind, disk_mb=disk_mb, init=init)
+            if opencl and not running.opencl:
+                raise _conflict(running, "without a driver of OpenCL")
             return running
-        _need_programs(board, suite=suite, kind=kind, init=init)
+        _need_programs(board, suite=suite, kind=kind, init=init, opencl=opencl)
         if suite == NO_LIBRARY:
             base, sshd = bare_rootfs(board, progress=progress), DROPBEAR
         else:
-            base = rootfs(suite, board.debian_arch, init=init, progress=progress)
+            base = rootfs(suite, board.debian_arch, init=init, opencl=opencl, progress=progress)
             sshd = OPENSSH
         login, host = keys.login_key(), keys.host_key(name)
         progress.step(f"starting the virtual board {name}")
@@ -120,6 +128,7 @@ def up(
             disk_mb=started.disk_mb,
             base=base,
             init=init,
+            opencl=opencl,
         )
         # Saved before it answers: whatever happens from here on, `down` finds it.
         state.save(result)
@@ -211,12 +220,12 @@ def ssh_config(board: VirtualBoard) -> str:
     return "\n".join([f"Host {board.name}", *(f"  {key} {value}" for key, value in keys.items())])
 
 
-def _need_programs(board: Board, *, suite: str, kind: str, init: str) -> None:
+def _need_programs(board: Board, *, suite: str, kind: str, init: str, opencl: bool) -> None:
     """Raise ToolMissingError for all programs together that will be missed on the way."""
     arch = board.debian_arch
     wanted = [light.emulators(arch)] if kind != "system" else [system.EMULATOR, ("mke2fs",)]
-    fetched = suite != NO_LIBRARY and not name_rootfs(suite, arch, init=init).exists()
-    need_tools(*wanted, *([("mmdebstrap",)] if fetched else []))
+    known = suite == NO_LIBRARY or name_rootfs(suite, arch, init=init, opencl=opencl).exists()
+    need_tools(*wanted, *([] if known else [("mmdebstrap",)]))
 
 
 def _start(plan: state.BoardSetup, kind: str, progress: Progress) -> state.Started:
@@ -249,10 +258,14 @@ def _check_same(
     for key, value in asked.items():
         actual = getattr(running, key)
         if value not in (actual, None, "auto"):
-            raise BoardConflictError(
-                f"the virtual board {running.name} runs already, with {key} {actual}, not {value}",
-                hint=f"edgepack board down {running.name}",
-            )
+            raise _conflict(running, f"with {key} {actual}, not {value}")
+
+
+def _conflict(running: VirtualBoard, how: str) -> BoardConflictError:
+    return BoardConflictError(
+        f"the virtual board {running.name} runs already, {how}",
+        hint=f"edgepack board down {running.name}",
+    )
 
 
 def _wait_for_sshd(board: VirtualBoard) -> None:

@@ -118,34 +118,44 @@ INITS: Mapping[str, Init] = {
 }
 
 
+OPENCL_PACKAGES = ("ocl-icd-libopencl1", "pocl-opencl-icd")
+"""An OpenCL driver that computes on the CPU, for boards with a GPU: 200 MB unpacked."""
+
+
 def rootfs(
-    suite: str, arch: str, *, init: str = "script", progress: Progress = NO_PROGRESS
+    suite: str,
+    arch: str,
+    *,
+    init: str = "script",
+    opencl: bool = False,
+    progress: Progress = NO_PROGRESS,
 ) -> Path:
     """The folder with the root file system of a Debian `suite` ("bullseye") for `arch` ("armhf").
 
-    `init` is what its process 1 will be, one of INITS.
+    `init` is what its process 1 will be, one of INITS; with `opencl` it has a driver of OpenCL.
 
     All files belong to the calling user, who is root inside a board; homes, keys and host
     keys are not in it but come with each board. Made once (about 10 s, 35 to 75 MB), then taken
     from the cache. Raises RootfsError, ToolMissingError.
     """
     own = INITS[init]
-    folder = name_rootfs(suite, arch, init=init)
+    folder = name_rootfs(suite, arch, init=init, opencl=opencl)
     with locked(folder):
         if not folder.exists():
             progress.step(f"fetching the {suite} root file system for {arch}")
             with atomic_dir(folder) as work:
-                packages = (*_PACKAGES, *own.packages)
+                packages = (*_PACKAGES, *own.packages, *(OPENCL_PACKAGES if opencl else ()))
                 apt.unpack(packages, work, suite=suite, arch=arch, exclude=_EXCLUDE)
                 _configure(work, own)
     return folder
 
 
-def name_rootfs(suite: str, arch: str, *, init: str) -> Path:
+def name_rootfs(suite: str, arch: str, *, init: str, opencl: bool = False) -> Path:
     """The folder that `rootfs` gives, whether it is made or not."""
     own = INITS[init]
     recipe = [_PACKAGES, _EXCLUDE, _EMPTIED, _FOLDERS, _CONFIG, _LINKS]
     recipe += [asdict(own)] if own != Init() else []
+    recipe += [OPENCL_PACKAGES] if opencl else []
     digest = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:12]
     return cache_dir() / "rootfs" / f"{suite}-{arch}-{digest}"
 

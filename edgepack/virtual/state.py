@@ -28,7 +28,7 @@ class VirtualBoard:
     known_hosts line of its sshd, `base` the root file system it runs on. `pid` is the
     process that ends with the board and `started` that process's start time in clock
     ticks since boot: together they name it for good. `disk_mb` is the size of its disk,
-    `init` what its process 1 is.
+    `init` what its process 1 is, `opencl` whether it has a driver of OpenCL.
     """
 
     name: str
@@ -45,6 +45,7 @@ class VirtualBoard:
     disk_mb: int
     base: Path
     init: str = "script"
+    opencl: bool = False
 
     def to_dict(self) -> dict[str, object]:
         """For JSON."""

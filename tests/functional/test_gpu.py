@@ -498,6 +498,33 @@ def test_deploy_to_the_gpu_of_this_machine(
     assert plans == [True, compute != "gpu"]
 
 
+def test_deploy_to_the_gpu_of_a_virtual_board(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole way, with ARM code of a real driver; one without a driver is refused."""
+    b = Builder(seed=3)
+    x = b.op("Relu", b.conv("x", 3, 8, strides=[2, 2]))
+    mean = b.op("Flatten", b.op("GlobalAveragePool", x))
+    b.op("Gemm", mean, b.weight(8, 10), b.weight(10), outputs=["y"])
+    onnx.save(b.model({"x": [1, 3, 16, 16]}, {"y": [1, 10]}, opset=18), tmp_path / "m.onnx")
+    (tmp_path / "boards.toml").write_text('[boards.with-mali]\nbase = "rk3399"\n')
+    board = ["--board", "with-mali", "--boards", str(tmp_path / "boards.toml")]
+    words = ["deploy", str(tmp_path / "m.onnx"), *board, "--device", "virtual", "--json"]
+    try:
+        assert main(["board", "up", "with-mali", *board[2:]]) == 0
+        assert main([*words, "--compute", "gpu"]) != 0
+        assert "runs already, without a driver of OpenCL" in capsys.readouterr().err
+        assert main(["board", "down", "with-mali"]) == 0
+        capsys.readouterr()
+        assert main([*words, "--compute", "gpu"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        smoke = report["smoke"]
+        assert smoke["max_abs_error"] < smoke["tolerance"] * smoke["max_abs_reference"]
+        assert smoke["golden"]["processor"]["on"] == "gpu"
+    finally:
+        main(["board", "down", "with-mali"])
+
+
 def test_what_no_gpu_computes_is_refused_by_name(
     model: Path, opencl: Gpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
