@@ -46,6 +46,14 @@ _SHELL_CODES = {
 }
 
 
+# A command that nobody waits for any more goes on until it writes, and a benchmark writes at its
+# end: it ends with the process that its shell was started by, which goes with the link. Where that
+# process is not seen (another PID namespace, hidepid), it ends by itself only.
+_WITH_LINK = (
+    "if [ -e /proc/$PPID ]; then"
+    " (while sleep 5 && [ -e /proc/$$ ]; do [ -e /proc/$PPID ] || kill $$; done)"
+    " </dev/null >/dev/null 2>&1 & fi; exec "
+)
 TENSORS = (".npy", ".raw")
 """How names of files end that are inputs as they are; others are photos."""
 
@@ -124,11 +132,12 @@ def ask_app(device: Device, root: str, request: RunRequest) -> AppAnswer:
             device.put(path, name)
         written = _written(request, folder)
         words = _words(request, remote, written)
-        command = f'r=$({own_folder(root)}) && "$r"/{app_command(inside, words)}'
+        begin = _WITH_LINK if "--bench" in request.options else ""
+        command = f'r=$({own_folder(root)}) && {{ {begin}"$r"/{app_command(inside, words)}'
         if request.stage:
             own = stage_folder(release_folder("", request.release)[1:], request.stage)
             command += f' --bundle "$r"/{own}'
-        done = device.run(command, timeout_s=request.timeout_s, check=False)
+        done = device.run(f"{command}; }}", timeout_s=request.timeout_s, check=False)
         stdout = done.stdout
         for path, name in remote.items():
             # Messages name the files that the user knows, inside the JSON's quotes; a slash

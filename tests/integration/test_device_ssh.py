@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,9 @@ import paramiko
 import pytest
 
 from edgepack.base.errors import ConfigError, ConnectError, RemoteError, UsageError
-from edgepack.bundle.manifest import Health
+from edgepack.bundle.manifest import APP, Health
 from edgepack.deploy.deploy import DeployOptions, deploy_bundle
+from edgepack.deploy.remote_app import RunRequest, ask_app
 from edgepack.device import (
     Address,
     AuthError,
@@ -109,6 +111,36 @@ def test_a_command_that_takes_too_long(device: SshDevice) -> None:
     with pytest.raises(RemoteTimeout):
         device.run("echo begun; sleep 30", timeout_s=0.3)
     assert device.run("echo still here").stdout == "still here\n"
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if done():
+            return
+        time.sleep(0.02)
+    pytest.fail("it did not come about")
+
+
+def test_a_benchmark_ends_with_its_link(device: SshDevice, tmp_path: Path) -> None:
+    app = tmp_path / "current" / APP
+    app.parent.mkdir(parents=True)
+    app.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/part && mv {tmp_path}/part {tmp_path}/pid\n"
+                   "exec sleep 600\n")  # fmt: skip
+    app.chmod(0o755)
+    request = RunRequest(golden=True, options=("--bench", "1000000"))
+
+    def ask() -> None:
+        with pytest.raises(ConnectionLostError):
+            ask_app(device, str(tmp_path), request)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    wait_until((tmp_path / "pid").exists)
+    own = Path("/proc", (tmp_path / "pid").read_text().strip())
+    assert own.exists()
+    device.abort()
+    asking.join()
+    wait_until(lambda: not own.exists())
 
 
 @pytest.fixture
