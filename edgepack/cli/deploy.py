@@ -6,14 +6,27 @@ import argparse
 from pathlib import Path
 
 from edgepack.cli.console import Console
-from edgepack.cli.options import add_device, add_job, add_release_version, add_sign
+from edgepack.cli.options import (
+    COMPILING,
+    DEVICE,
+    MODEL,
+    RELEASE,
+    TRANSFER,
+    add_device,
+    add_job,
+    add_release_version,
+    add_sign,
+    option_group,
+)
 from edgepack.cli.pages import add_html
 from edgepack.cli.transfer import add_transfer
 from edgepack.cli.trial_options import add_trial
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """The command's options, the common ones first."""
+    for title in (MODEL, DEVICE, TRANSFER, RELEASE, COMPILING):
+        option_group(parser, title)
     add_job(parser)
     add_release_version(parser)
     add_sign(parser)

@@ -202,35 +202,32 @@ def add_job(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--optimize",
         choices=OPTIMIZE,
-        help="size of the stored weights, where more bytes mean more speed: at most 1.5 "
-        "times the model's (balance, the default), as much as is useful (speed), or "
-        "no more than the model's (size)",
+        help="bytes of weights that may be added for speed: half of the model's (balance, the "
+        "default), all that are useful, or none",
     )
     group.add_argument(
         "--precision",
         choices=PRECISIONS,
-        help="type of the stored weights and, if the CPU supports it, of the arithmetic "
-        "(default: float32)",
+        help="type of the weights and, where the CPU can, of the arithmetic (default: float32)",
     )
     group.add_argument(
         "--quantized",
         choices=QUANTIZED,
-        help="layers of a quantised model that use integers: those that are faster with "
-        "integers (auto, the default), all that can (int8), or none (float)",
+        help="layers of a quantised model on integers: those that it makes faster (auto, the "
+        "default), all that can, or none",
     )
     group.add_argument(
         "--compute",
         choices=COMPUTE,
-        help="processor that runs the model: the CPU (default), the GPU of the board's "
-        "profile, or the GPU with the CPU as fallback",
+        help="processor that runs the model: the CPU (default), the board's GPU, or the GPU with "
+        "the CPU as fallback",
     )
     group.add_argument(
         "--exact",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="do not use Winograd's algorithm for any convolution, because its rounding "
-        "errors spread to neighbouring values (default: as the project file says "
-        "for each layer)",
+        help="do without Winograd's algorithm, whose rounding errors spread (default: as the "
+        "project file says)",
     )
     group.add_argument(
         "--compile-memory-mb",
@@ -250,9 +247,8 @@ def add_job(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=Path,
         metavar="FILE",
-        help="a .npy file with an input for the smoke test; repeat for each input, in "
-        "the model's order (default: the project's photo or tensors, else random "
-        "values)",
+        help="a .npy file for the smoke test; repeat for each input, in the model's order "
+        "(default: the project's photo or tensors, else random values)",
     )
     add_records(parser)
 
@@ -284,18 +280,16 @@ def add_release_version(parser: argparse.ArgumentParser) -> None:
         "--verify",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="before packing, compare the compiled model with the reference on several "
-        "inputs, running the board's code under an emulator (default); the bundle "
-        "records the results",
+        help="before packing, compare the board's code, under an emulator, with the reference "
+        "on several inputs (default)",
     )
     group.add_argument(
         "--release-version",
         "--version",
         type=release_version,
         metavar="N|auto",
-        help="version number of the release: a device with pinned signers refuses a "
-        "lower number than its highest so far; auto is the current time, in seconds "
-        "since 1970",
+        help="number of the release, which a device with pinned signers takes only if it is "
+        "no lower than before; auto is the time, in seconds since 1970",
     )
     group.add_argument(
         "--valid-until",
