@@ -214,6 +214,11 @@ class Manifest:
         return self.schema == SCHEMA_STATIC
 
     @property
+    def runs_on_gpu(self) -> bool:
+        """Whether there is a plan for a GPU; there may be one for the CPU, too."""
+        return not {CUBIN, OPENCL_TEXT}.isdisjoint(self.files)
+
+    @property
     def folder_name(self) -> str:
         """`<name>-<board>-<release>`: the bundle's folder and the tarball's top folder."""
         return f"{self.name}-{self.board}-{self.release}"

@@ -14,6 +14,7 @@ from edgepack.boards import load_boards
 from edgepack.bundle.manifest import MANIFEST_NAME, parse_manifest
 from edgepack.bundle.service import Service, access
 from edgepack.deploy.service_files import (
+    GPU_GROUPS,
     Place,
     account_name,
     cron_line,
@@ -47,6 +48,7 @@ if [ -d /run/systemd/system ]; then echo systemd; elif [ -d /etc/init.d ]; then 
 else echo cron; fi
 if [ "$(id -u)" = 0 ]; then echo root; elif sudo -n true 2>/dev/null; then echo sudo
 else echo user; fi
+grep -oE '^(video|render):' /etc/group | tr -d '\\n'; echo
 LC_ALL=C cat current/{manifest}"""
 
 
@@ -70,6 +72,7 @@ class Site:
     rights: str
     triple: str
     service: Service | None
+    gpu_groups: tuple[str, ...] | None = None
 
     @property
     def title(self) -> str:
@@ -82,9 +85,15 @@ class Site:
         Raises UsageError for an account that must not be: root's, or one that can change the
         releases.
         """
-        common = {"name": self.name, "root": self.root, "owner": self.owner}
+        place = Place(
+            name=self.name,
+            root=self.root,
+            owner=self.owner,
+            tool=tool or f"{_TOOLS}/edgepack-device",
+            gpu_groups=self.gpu_groups,
+        )
         if kind == "cron" or service is None:
-            return Place(**common, tool=own_tool(self.root), account=self.login)
+            return replace(place, tool=own_tool(self.root), account=self.login)
         account = service.user
         if account in ("root", self.owner, self.login):
             raise UsageError(
@@ -94,7 +103,7 @@ class Site:
         # systemd's own accounts have nothing, and nothing can be given to them.
         if account is None and (kind == "init" or access(service).writes):
             account = account_name(self.name)
-        return Place(**common, tool=tool or f"{_TOOLS}/edgepack-device", account=account)
+        return replace(place, account=account)
 
 
 def look(device: Device, root: str) -> Site:
@@ -104,14 +113,14 @@ def look(device: Device, root: str) -> Site:
     """
     command = _FACTS.format(root=shlex.quote(root), manifest=MANIFEST_NAME)
     result = device.run(command, check=False)
-    lines = result.stdout.split("\n", 5)
-    if result.returncode != 0 or len(lines) < 6:
+    lines = result.stdout.split("\n", 6)
+    if result.returncode != 0 or len(lines) < 7:
         if "No such file or directory" not in result.stderr:
             raise command_error(device.name, result)
         raise NothingThereError(
             f"{device.name}: no release is current in {root}", hint="`edgepack deploy` first"
         )
-    path, owner, login, kind, rights, manifest = lines
+    path, owner, login, kind, rights, groups, manifest = lines
     if not _ROOT.fullmatch(path):
         raise UsageError(
             f"{device.name}: {path!r} cannot be written into a unit file",
@@ -131,6 +140,9 @@ def look(device: Device, root: str) -> Site:
         rights=rights,
         triple=document.compatible.triple,
         service=document.service,
+        gpu_groups=tuple(name for name in GPU_GROUPS if f"{name}:" in groups)
+        if document.runs_on_gpu
+        else None,
     )
 
 

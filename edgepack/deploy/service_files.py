@@ -22,6 +22,8 @@ _NETWORK = {
     "loopback": "IPAddressDeny=any\nIPAddressAllow=localhost",
     "any": "IPAddressAllow=any",
 }
+GPU_GROUPS = ("render", "video")
+"""Who may open GPUs: by Debian's udev rules, and those of the vendors of Mali and Jetson boards."""
 # What the supervisor itself needs: it is a static program of about 1 MB that maps no model.
 _SUPERVISOR_MB = 8
 # Debian's adduser takes no longer name.
@@ -34,7 +36,8 @@ class Place:
     account that owns that folder.
 
     `tool` is the device tool that is started: where root does that, one that only root can
-    write. `account` is the app's; None is one of systemd's own making.
+    write. `account` is the app's; None is one of systemd's own making. `gpu_groups` are the
+    groups of the device that may open its GPU; None if the CPU runs the model.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Place:
     owner: str
     tool: str
     account: str | None = None
+    gpu_groups: tuple[str, ...] | None = None
 
     @property
     def unit(self) -> str:
@@ -85,7 +89,7 @@ def systemd_unit(place: Place, service: Service) -> str:
     touched = access(service)
     needs = " ".join(_unit_word(path) for path in (place.root, *touched.mounts))
     more = "".join(f"{line}\n" for line in _limits(service, touched))
-    may = "\n".join(_sandbox(touched))
+    may = "\n".join(_sandbox(touched, place.gpu_groups))
     return f"""\
 # Written by `edgepack service`; a new release needs no new unit.
 [Unit]
@@ -115,7 +119,6 @@ ProtectSystem=strict
 ProtectHome=read-only
 PrivateMounts=yes
 {may}
-ProtectClock=yes
 ProtectControlGroups=yes
 ProtectHostname=yes
 ProtectKernelLogs=yes
@@ -160,16 +163,23 @@ def _limits(service: Service, touched: Access) -> list[str]:
     return lines
 
 
-def _sandbox(touched: Access) -> list[str]:
-    """What of the sandbox depends on what the arguments name."""
+def _sandbox(touched: Access, gpu_groups: tuple[str, ...] | None) -> list[str]:
+    """What of the sandbox depends on what the arguments name, and on the GPU.
+
+    Each driver has device nodes of its own, and more with each version: which of them a GPU's
+    service opens is left to their owners and groups. ProtectClock= would close all but its own.
+    """
     lines = [f"PrivateTmp={'no' if touched.shares_tmp else 'yes'}"]
-    if touched.devices:
+    lines.append(f"ProtectClock={'yes' if gpu_groups is None else 'no'}")
+    if gpu_groups is not None:
+        lines += ["PrivateDevices=no", "DevicePolicy=auto"]
+    elif touched.devices:
         lines += ["PrivateDevices=no", "DevicePolicy=closed"]
         lines += [f"DeviceAllow={_unit_word(rule)} rw" for rule in touched.device_rules]
     else:
         lines.append("PrivateDevices=yes")
-    if touched.groups:
-        lines.append(f"SupplementaryGroups={' '.join(touched.groups)}")
+    if groups := sorted({*touched.groups, *(gpu_groups or ())}):
+        lines.append(f"SupplementaryGroups={' '.join(groups)}")
     capability = "CAP_NET_BIND_SERVICE" if touched.binds_low_ports else ""
     lines.append(f"CapabilityBoundingSet={capability}")
     if capability:
@@ -205,7 +215,7 @@ def supervisor_words(place: Place, service: Service, *, started: bool = True) ->
     folders = (*touched.writes, *runtime)
     for option, values in (
         ("--writable", folders),
-        ("--group", touched.groups),
+        ("--group", sorted({*touched.groups, *(place.gpu_groups or ())})),
         ("--reads", (*touched.reads, *touched.devices)),
     ):
         for value in values:

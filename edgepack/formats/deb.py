@@ -15,7 +15,7 @@ import shutil
 
 from edgepack.base.errors import BundleError
 from edgepack.bundle.manifest import Manifest
-from edgepack.deploy.service_files import Place, own_tool, systemd_unit
+from edgepack.deploy.service_files import GPU_GROUPS, Place, own_tool, systemd_unit
 from edgepack.formats.base import (
     Package,
     PackageRequest,
@@ -83,6 +83,7 @@ def write(request: PackageRequest) -> Package:
                 owner="root",
                 tool=own_tool(releases),  # root's, as the whole folder is
                 account=manifest.service.user,
+                gpu_groups=GPU_GROUPS if manifest.runs_on_gpu else None,
             )
             unit = root / "lib/systemd/system" / place.unit
             unit.parent.mkdir(parents=True)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 
 from edgepack.base.errors import UsageError
-from edgepack.bundle.manifest import APP, Manifest
+from edgepack.bundle.manifest import APP, CPU_FOLDER, Manifest
 from edgepack.bundle.service import Service, access
 from edgepack.bundle.service_access import Access
 
@@ -49,6 +49,11 @@ def unit(bundles: Sequence[Manifest], image: str) -> str:
         raise UsageError(
             f"{manifest.name}: no [service] says what the container is to do",
             hint='[service] args in edgepack.toml, e.g. args = ["--serve", "8080"]',
+        )
+    if manifest.runs_on_gpu and not any(name.startswith(CPU_FOLDER) for name in manifest.files):
+        raise UsageError(
+            f"{manifest.name}: runs on a GPU, whose driver is not in the image",
+            hint='publish a package for apt, or deploy it; or use --compute "gpu, else cpu"',
         )
     touched = access(service)
     if touched.connects or touched.secrets:

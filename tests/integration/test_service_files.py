@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,8 @@ SERVICE = Service(
 # systemd's own scale of exposure goes from 0.0 (best) to 10.0; `systemd-analyze security` calls
 # what is below 2.0 "OK", and an ordinary unit has 9.6.
 EXPOSURE = 1.0
+# Devices are open to whoever may open them by their groups.
+GPU_EXPOSURE = 1.6
 
 
 def place(folder: Path, owner: str, account: str | None = None) -> Place:
@@ -40,11 +43,16 @@ def place(folder: Path, owner: str, account: str | None = None) -> Place:
     return Place(name="tiny", root=str(folder), owner=owner, tool=str(tool), account=account)
 
 
-@pytest.mark.parametrize("owner", ["root", "daemon"])
-def test_systemd_takes_the_unit_and_finds_it_closed(owner: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("owner", "gpu", "most"),
+    [("root", None, EXPOSURE), ("daemon", None, EXPOSURE), ("root", ("video",), GPU_EXPOSURE)],
+)
+def test_systemd_takes_the_unit_and_finds_it_closed(
+    owner: str, gpu: tuple[str, ...] | None, most: float, tmp_path: Path
+) -> None:
     analyze = require_tool("systemd-analyze")
     unit = tmp_path / "edgepack-tiny.service"
-    unit.write_text(systemd_unit(place(tmp_path, owner), SERVICE))
+    unit.write_text(systemd_unit(replace(place(tmp_path, owner), gpu_groups=gpu), SERVICE))
     verified = subprocess.run(
         [analyze, "verify", "--recursive-errors=no", unit],
         capture_output=True,
@@ -59,6 +67,8 @@ def test_systemd_takes_the_unit_and_finds_it_closed(owner: str, tmp_path: Path) 
     found = {row["json_field"]: row for row in json.loads(report.stdout)}
     for row in ("UserOrDynamicUser", "NoNewPrivileges", "ProtectSystem", "PrivateNetwork"):
         assert found[row]["set"], row
+    # What systemd itself says of whether devices can be opened.
+    assert found["PrivateDevices"]["set"] == (gpu is None)
     text = subprocess.run(
         [analyze, "security", "--offline=true", "--no-pager", unit],
         capture_output=True,
@@ -67,7 +77,7 @@ def test_systemd_takes_the_unit_and_finds_it_closed(owner: str, tmp_path: Path) 
     ).stdout
     exposure = re.search(r"Overall exposure level for edgepack-tiny.service: ([0-9.]+)", text)
     assert exposure is not None
-    assert float(exposure[1]) <= EXPOSURE
+    assert float(exposure[1]) <= most
 
 
 def test_verify_would_notice(tmp_path: Path) -> None:
@@ -210,6 +220,25 @@ def site(*, service: Service, owner: str = "pi") -> Site:
         triple="arm-linux-gnueabihf",
         service=service,
     )
+
+
+def test_a_gpu_is_opened_by_its_groups(tmp_path: Path) -> None:
+    """Its driver opens device nodes that no argument names."""
+    service = Service(args=("--camera", "/dev/video0"))
+    here = replace(place(tmp_path, "root", "edgepack-tiny"), gpu_groups=("render", "video"))
+    lines = systemd_unit(here, service).splitlines()
+    assert values(lines, "PrivateDevices") == ["no"]
+    assert values(lines, "DevicePolicy") == ["auto"]
+    # systemd.exec(5): it implies a DeviceAllow=, by which DevicePolicy=auto closes all others.
+    assert values(lines, "ProtectClock") == ["no"]
+    assert values(lines, "DeviceAllow") == []
+    assert values(lines, "SupplementaryGroups") == ["render video"]
+    words = shlex.split(init_script(here, service).replace("\\\n", " "))
+    assert [b for a, b in itertools.pairwise(words) if a == "--group"] == ["render", "video"]
+    # Where there is no such group, systemd would not start the service.
+    lines = systemd_unit(replace(here, gpu_groups=()), Service(args=("--golden",))).splitlines()
+    assert values(lines, "PrivateDevices") == ["no"]
+    assert values(lines, "SupplementaryGroups") == []
 
 
 def test_the_account_is_one_of_its_own() -> None:

@@ -13,6 +13,11 @@ if [ "$1" = configure ]; then
     [ ! -x "$root/bin/edgepack-device" ] || first=
     # shellcheck disable=SC2086 # two words, or none
     "/usr/lib/edgepack/$name/install" --root "$root" --by dpkg $first
+    # udev makes the group, and the service of a GPU does not start without it.
+    if grep -qs '^SupplementaryGroups=.*render' "/lib/systemd/system/$unit" &&
+        ! getent group render >/dev/null; then
+        groupadd --system render
+    fi
     # A service notices the new release by itself; here it is started for the first time.
     if [ -d /run/systemd/system ] && [ -e "/lib/systemd/system/$unit" ]; then
         systemctl daemon-reload
