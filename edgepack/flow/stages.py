@@ -1,6 +1,6 @@
 """Models in a row: what later ones are given and say, by the reference.
 
-cpp_runtime/app/edgepack-run/stages.cc does the same on the device; what a stage is given is equal
+cpp_runtime/app/src/stages.cc does the same on the device; what a stage is given is equal
 to the byte where boxes are.
 """
 

@@ -1,6 +1,6 @@
 """Which box of a frame is what was seen in the frames before.
 
-cpp_runtime/app/edgepack-run/tracker.cc does the same on the device, where `--track` asks for it.
+cpp_runtime/app/src/tracker.cc does the same on the device, where `--track` asks for it.
 """
 
 from __future__ import annotations

@@ -5,8 +5,11 @@ The frames say what the model finds: their first pixels are the boxes.
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
+import sys
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +18,13 @@ import numpy as np
 import pytest
 
 from edgepack.base.errors import ConfigError
+from edgepack.base.process import run
+from edgepack.boards import get_board
 from edgepack.bundle.manifest import APP
 from edgepack.flow.job import make_job, package_job
 from edgepack.flow.project import load_project
+from edgepack.native.sdk import build_sdk, write_sdk
+from edgepack.native.toolchain import select
 from edgepack.postprocess.results import Box
 from edgepack.postprocess.tracker import Tracker
 from tests.brokers import Subscriber, broker
@@ -220,6 +227,81 @@ def test_a_folder_of_frames_is_counted_by_who_crosses(tmp_path: Path) -> None:
     assert kept
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in kept)
     assert {cv2.imread(str(path)).shape for path in kept} == {(SIDE, SIDE, 3)}
+
+
+LIBRARY = """
+import sys
+from edgepack_runtime import Model
+bundle, side, missed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+with Model(bundle) as model, model.session() as session:
+    session.track(missed)
+    while frame := sys.stdin.buffer.read(3 * side * side):
+        pixels = memoryview(frame).cast("B", (side, side, 3))
+        session.set_pixels(pixels)
+        session.run()
+        print([(one["index"], one["track"]) for one in session.results()["boxes"]])
+    session.reset()
+    session.set_pixels(pixels)
+    session.run()
+    print(session.results()["boxes"][0]["track"])
+"""
+PROGRAM = """
+#include <cstdlib>
+#include <iostream>
+#include <vector>
+#include <edgepack/edgepack.hpp>
+int main(int, char** words) {
+  const edgepack::Model model(words[1]);
+  edgepack::Session session(model);
+  session.Track(std::atoi(words[3]));
+  const int side = std::atoi(words[2]);
+  std::vector<char> frame(static_cast<std::size_t>(3 * side * side));
+  while (std::cin.read(frame.data(), static_cast<std::streamsize>(frame.size()))) {
+    session.SetPixels(frame.data(), side, side, EDGEPACK_RGB);
+    session.Run();
+    std::cout << session.Results() << std::endl;
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("app", ["local"], indirect=True)
+def test_the_library_gives_the_numbers_of_the_app(app: list[str], tmp_path: Path) -> None:
+    """In Python and C++; test_api.cc asks in C."""
+    frames = []
+    for number in range(24):
+        there = [one for one in THINGS if number in one.frames]
+        frames.append(_frame([(one.box(number), one.index) for one in there]))
+    wanted = _run(app, frames, "--track", "8")
+    board = get_board("local")
+    toolchain = select(board).toolchain
+    folder = tmp_path / "sdk"
+    write_sdk(build_sdk(board, toolchain), folder)
+    site = tmp_path / "site"
+    with zipfile.ZipFile(next(folder.glob("python/*.whl"))) as wheel:
+        wheel.extractall(site)
+    words = [app[-1], str(SIDE), "8"]
+    env = {"PYTHONPATH": str(site), "LD_LIBRARY_PATH": str(folder / "lib"), "PATH": "/usr/bin"}
+
+    def lines(*command: str | Path) -> list[str]:
+        done = subprocess.run(
+            [*command, *words], input=b"".join(frames), capture_output=True, check=True, env=env
+        )
+        return done.stdout.decode().splitlines()
+
+    *found, again = lines(sys.executable, "-W", "error", "-c", LIBRARY)
+    assert [ast.literal_eval(line) for line in found] == wanted
+    # A new sequence: nobody is known, and no number is used twice.
+    assert int(again) > max(track for boxes in wanted for _, track in boxes)
+
+    (tmp_path / "main.cc").write_text(PROGRAM)
+    program = tmp_path / "program"
+    library = (f"-I{folder}/include", f"-L{folder}/lib", "-ledgepack")
+    run([require_tool("g++"), "-std=c++17", "-o", program, tmp_path / "main.cc", *library])
+    found = lines(program)
+    assert [
+        [(box["index"], box["track"]) for box in json.loads(line)["boxes"]] for line in found
+    ] == wanted
 
 
 def test_what_cannot_be_tracked(app: list[str]) -> None:

@@ -6,6 +6,7 @@
 
 #include "common/command_line.h"
 #include "common/error.h"
+#include "tracker.h"
 
 namespace edgepack {
 namespace {
@@ -13,7 +14,6 @@ namespace {
 constexpr int kMaxThreads = 64;
 constexpr int kMaxRuns = 1000000;
 constexpr int kMaxFps = 1000;
-constexpr int kMostMissed = 10000;
 constexpr int kMaxSide = 65535;
 constexpr int kMaxQueue = 10000;
 constexpr int kMaxKept = 1000;
@@ -225,7 +225,7 @@ Options ParseOptions(const std::vector<std::string>& words) {
        }},
       {"--camera", [&](Value text) { options.camera = text; }},
       {"--track",
-       [&](Value text) { options.track = WholeNumber("--track", text, 0, kMostMissed); }},
+       [&](Value text) { options.track = WholeNumber("--track", text, 0, Tracker::kMostMissed); }},
       {"--fps", [&](Value text) { options.fps = WholeNumber("--fps", text, 1, kMaxFps); }},
       {"--from", [&](Value text) { options.from = text; }},
       {"--at-end",

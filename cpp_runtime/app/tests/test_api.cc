@@ -209,6 +209,79 @@ TEST_CASE("C: images and pixels") {
   CHECK(edgepack_model_close(model, nullptr) == EDGEPACK_OK);
 }
 
+TEST_CASE("C: boxes have tracks") {
+  const TempFolder folder;
+  WriteBundle(folder.path());
+  WriteFile(folder / "model" / "graph.json", R"({
+    "format": "edgepack-graph", "version": 1, "model": "rows", "arena_bytes": 256,
+    "params_bytes": 16, "tensors": [
+      {"name": "x", "dtype": "float32", "shape": [1, 1, 6], "storage": "arena", "offset": 0,
+       "bytes": 24},
+      {"name": "y", "dtype": "float32", "shape": [1, 1, 6], "storage": "arena", "offset": 64,
+       "bytes": 24}],
+    "inputs": [0], "outputs": [1], "calls": [{"kernel": "twice", "args": [0, 1]}]})");
+  WriteFile(folder / "postprocess.json", R"({
+    "format": "edgepack-postprocess", "version": 1, "kind": "yolo", "outputs": ["y"],
+    "size": [100, 100], "score": 0.5, "iou": 0.5, "max_boxes": 7, "class_aware": true,
+    "head": "end2end", "anchors": [], "bins": 1, "units": "pixels", "points": 0, "point_size": 2,
+    "masks": 0, "rotated": false})");
+  edgepack_model* model = OpenModel(folder);
+  edgepack_session* session = OpenSession(model);
+  // Of a box as wide as high at `left`, 0 if there is no box.
+  const auto track = [&](float left, float score = 0.45F) {
+    const float input[] = {left, 10, left + 10, 20, score, 0};
+    CHECK(edgepack_session_set_input(session, 0, input, sizeof(input), nullptr) == EDGEPACK_OK);
+    REQUIRE(edgepack_session_run(session, nullptr) == EDGEPACK_OK);
+    const char* json = nullptr;
+    for (int time = 0; time < 2; ++time) {  // of one run, however often it is asked
+      REQUIRE(edgepack_session_results(session, &json, nullptr) == EDGEPACK_OK);
+    }
+    const JsonDocument document(json, "results", "kind");
+    JsonObject results = document.Root();
+    std::vector<JsonObject> boxes = results.Objects("boxes");
+    return boxes.empty() || !boxes[0].HasValue("track") ? 0 : boxes[0].Int("track");
+  };
+  CHECK(track(10) == 0);
+  const auto begin = [&](int most_missed) {
+    return
+        [=](edgepack_error* error) { return edgepack_session_track(session, most_missed, error); };
+  };
+  CHECK(begin(1)(nullptr) == EDGEPACK_OK);
+  // What was found before is not said to be of a run.
+  const char* json = nullptr;
+  CHECK(Contains(
+      Refusal(EDGEPACK_INVALID_ARGUMENT,
+              [&](auto* error) { return edgepack_session_results(session, &json, error); }),
+      "there are no results"));
+  CHECK(track(10) == 1);
+  CHECK(track(11) == 1);
+  CHECK(track(40) == 2);  // the first is missed once
+  CHECK(track(13) == 1);
+  CHECK(track(0, 0) == 0);
+  CHECK(track(0, 0) == 0);
+  CHECK(track(15) == 3);  // after twice it is forgotten
+  CHECK(edgepack_session_reset(session, nullptr) == EDGEPACK_OK);
+  CHECK(track(15) == 4);
+  CHECK(begin(2)(nullptr) == EDGEPACK_OK);
+  CHECK(track(0, 0) == 0);
+  CHECK(track(0, 0) == 0);
+  CHECK(track(15) == 4);
+  for (const int wrong : {-1, 10001}) {
+    CHECK(Contains(Refusal(EDGEPACK_INVALID_ARGUMENT, begin(wrong)), ": 0 to 10000"));
+  }
+  CHECK(track(15) == 4);
+  CHECK(edgepack_session_close(session, nullptr) == EDGEPACK_OK);
+  Refusal(EDGEPACK_INVALID_HANDLE, begin(1));
+  CHECK(edgepack_model_close(model, nullptr) == EDGEPACK_OK);
+
+  WritePhotoBundle(folder);
+  model = OpenModel(folder);
+  session = OpenSession(model);
+  CHECK(Contains(Refusal(EDGEPACK_INVALID_ARGUMENT, begin(1)), "the bundle gives no boxes"));
+  CHECK(edgepack_session_close(session, nullptr) == EDGEPACK_OK);
+  CHECK(edgepack_model_close(model, nullptr) == EDGEPACK_OK);
+}
+
 TEST_CASE("C: mistakes are answered, and nothing is written") {
   const TempFolder folder;
   WriteBundle(folder.path());

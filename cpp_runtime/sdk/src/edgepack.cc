@@ -34,6 +34,7 @@
 #include "platform/opencv/preprocess_buffers.h"
 #include "platform/opencv/to_input.h"
 #include "stages.h"
+#include "tracker.h"
 
 namespace edgepack {
 namespace {
@@ -118,8 +119,11 @@ struct OpenSession {
   Found found;
   /// How the image that was set last lies in its tensor.
   std::optional<Geometry> geometry;
-  cv::Mat photo;        ///< its pixels, if stages look at them
-  bool looked = false;  ///< whether `found` is what they said in the last run
+  cv::Mat photo;  ///< its pixels, if stages look at them
+  std::optional<Tracker> tracker;
+  std::int64_t sequence = 0;  ///< tracks end with it
+  /// If there are stages or tracks: whether `found` is of the last run.
+  bool looked = false;
   std::string results;
   std::mutex in_use;
 };
@@ -314,6 +318,11 @@ void CheckOutputs(const OpenSession& session) {
   Refuse("a bundle with stages keeps no outputs: edgepack_session_results says what was found");
 }
 
+/// Whether a run itself says what was found, once: else whoever asks for results finds it.
+bool FindsInRuns(const OpenSession& session) {
+  return session.stages != nullptr || session.tracker;
+}
+
 void Run(OpenSession* session) {
   session->looked = false;
   if (session->stages != nullptr && session->photo.empty()) {
@@ -321,10 +330,20 @@ void Run(OpenSession* session) {
                           "set an image before each run: tensors are for bundles of one model");
   }
   session->session.Run();
-  if (session->stages == nullptr) return;
+  if (!FindsInRuns(*session)) return;
   session->finder.Find(session->session.outputs(), session->geometry, &session->found);
-  session->stages->Look(session->photo, std::nullopt, &session->found);
+  if (session->tracker) session->tracker->See(session->sequence, &*session->found.boxes);
+  if (session->stages != nullptr) {
+    session->stages->Look(session->photo, std::nullopt, &session->found);
+  }
   session->looked = true;
+}
+
+/// Whether what its postprocessing gives are boxes.
+bool GivesBoxes(const OpenModel& model) {
+  if (!model.postprocessor) return false;
+  const PostprocessSpec& spec = model.postprocessor->spec();
+  return spec.boxes() || spec.kind == PostprocessSpec::Kind::kTextLines;
 }
 
 /// Pixels as CV_8UC3 in BGR.
@@ -561,7 +580,28 @@ edgepack_status edgepack_session_run(edgepack_session* session, edgepack_error* 
 }
 
 edgepack_status edgepack_session_reset(edgepack_session* session, edgepack_error* error) {
-  return Guarded(error, [&] { Held(session)->session.Reset(); });
+  return Guarded(error, [&] {
+    const Held held(session);
+    held->session.Reset();
+    ++held->sequence;
+  });
+}
+
+edgepack_status edgepack_session_track(edgepack_session* session, int32_t most_missed,
+                                       edgepack_error* error) {
+  return Guarded(error, [&] {
+    const Held held(session);
+    if (most_missed < 0 || most_missed > Tracker::kMostMissed) {
+      Refuse("most_missed is " + std::to_string(most_missed) + ": 0 to " +
+             std::to_string(Tracker::kMostMissed));
+    }
+    if (!GivesBoxes(*held->model)) Refuse("there is nothing to track: the bundle gives no boxes");
+    if (held->tracker) {
+      held->tracker->SetMostMissed(most_missed);
+    } else {
+      held->tracker.emplace(most_missed);
+    }
+  });
 }
 
 edgepack_status edgepack_session_results(edgepack_session* session, const char** json,
@@ -569,7 +609,7 @@ edgepack_status edgepack_session_results(edgepack_session* session, const char**
   return Guarded(error, [&] {
     const Held held(session);
     Given(json, "json");
-    if (held->stages != nullptr) {
+    if (FindsInRuns(*held.operator->())) {
       // What is there may be of the image before.
       if (!held->looked) Refuse("there are no results: no run has ended, or the last one failed");
     } else {

@@ -30,7 +30,7 @@
 extern "C" {
 #endif
 
-#define EDGEPACK_API 1
+#define EDGEPACK_API 2
 
 #ifndef EDGEPACK_EXPORT
 #define EDGEPACK_EXPORT
@@ -185,9 +185,17 @@ EDGEPACK_EXPORT edgepack_status edgepack_session_run(edgepack_session* session,
 
 /* An input that is a state keeps what the last run left in its output, the same memory: it need not
  * be written. Before the first run it is what the model begins with, zero unless the
- * model says else. This makes all states so again: a new sequence. */
+ * model says else. This makes all states so again, and ends all tracks: a new sequence. */
 EDGEPACK_EXPORT edgepack_status edgepack_session_reset(edgepack_session* session,
                                                        edgepack_error* error);
+
+/* From the next run on, each box in the results has the number of its track ("track"): an object
+ * keeps its number from image to image, as with `edgepack-run --track`. An object that is missed in
+ * more than `most_missed` runs in a row (0 to 10,000) gets a new number; numbers begin at 1, and a
+ * session gives none twice. Each run has to be of the next image: edgepack_session_reset ends all
+ * tracks, and states. Another call changes `most_missed` alone. Since EDGEPACK_API 2. */
+EDGEPACK_EXPORT edgepack_status edgepack_session_track(edgepack_session* session,
+                                                       int32_t most_missed, edgepack_error* error);
 
 /* What the outputs say by the bundle's postprocessing, as JSON: the keys "top", "boxes",
  * "keypoints", "tensors", "areas", "text" and "stages" of `edgepack-run --json`. Coordinates are

@@ -201,7 +201,11 @@ class Session {
   }
 
   void Run() { detail::Call(edgepack_session_run, handle_); }
-  /// All states are what they were at first.
+  /// Boxes get numbers that stay with an object until it is missed in more runs than that.
+  void Track(std::int32_t most_missed) {
+    detail::Call(edgepack_session_track, handle_, most_missed);
+  }
+  /// All states are what they were at first, and tracks end.
   void Reset() { detail::Call(edgepack_session_reset, handle_); }
 
   /// JSON.

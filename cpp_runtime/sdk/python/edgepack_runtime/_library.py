@@ -10,7 +10,7 @@ import enum
 from pathlib import Path
 from typing import Any
 
-API = 1
+API = 2
 _NAME = "libedgepack.so.1"
 
 
@@ -108,6 +108,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "session_set_pixels": (_HANDLE, _DATA, _INDEX, _INDEX, _BYTES, ctypes.c_int32),
     "session_run": (_HANDLE,),
     "session_reset": (_HANDLE,),
+    "session_track": (_HANDLE, _INDEX),
     "session_results": (_HANDLE, ctypes.POINTER(_TEXT)),
 }
 
@@ -116,14 +117,14 @@ def _load() -> ctypes.CDLL:
     own = Path(__file__).with_name(_NAME)
     # Without one of its own: that of the system.
     library = ctypes.CDLL(str(own) if own.exists() else _NAME)
+    library.edgepack_api.restype = ctypes.c_uint32
+    if library.edgepack_api() < API:
+        raise ImportError(f"{_NAME} is older than this package")
     for name, arguments in _FUNCTIONS.items():
         function = getattr(library, f"edgepack_{name}")
         function.argtypes = (*arguments, ctypes.POINTER(CError))
         function.restype = ctypes.c_int32
-    library.edgepack_api.restype = ctypes.c_uint32
     library.edgepack_version.restype = ctypes.c_char_p
-    if library.edgepack_api() < API:
-        raise ImportError(f"{_NAME} is older than this package")
     return library
 
 

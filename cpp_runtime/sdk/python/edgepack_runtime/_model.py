@@ -213,9 +213,14 @@ class Session:
         kept."""
         call("session_run", self._open())
 
+    def track(self, most_missed: int) -> None:
+        """Give each box in the results a "track" from the next run on: a number that stays with an
+        object from image to image, until it is missed in more than `most_missed` runs in a row."""
+        call("session_track", self._open(), most_missed)
+
     def reset(self) -> None:
-        """Make all states what they were before the first run: inputs that keep an output of
-        the run before, unless they are written."""
+        """Make all states what they were before the first run (inputs that keep an output of
+        the run before, unless they are written), and end all tracks."""
         call("session_reset", self._open())
 
     def results(self) -> dict[str, Any]:

@@ -16,12 +16,15 @@ class Tracker {
  public:
   /// What is missed in more than `most_missed` frames in a row is forgotten.
   explicit Tracker(int most_missed) : most_missed_(most_missed) {}
+  /// From the next frame on.
+  void SetMostMissed(int most_missed) { most_missed_ = most_missed; }
 
   /// Gives each box of the next frame the number of its track, from 1 on; none is given twice. A
   /// box that is too many gets none. Frames of another `opening` of the source continue no track.
   void See(std::int64_t opening, std::vector<Found::LabelledBox>* boxes);
 
   static constexpr std::size_t kMostTracks = 100;
+  static constexpr int kMostMissed = 10000;
 
  private:
   using Sides = std::array<double, 4>;  ///< left, top, right, bottom
