@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import re
+import socket
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,7 +40,7 @@ from tests.integration.sshd_server import Sshd
 TRIAL = ("trial.begin", "trial.write", "trial.rename", "trial.spawn", "trial.end")
 """Steps of a trial: see `test_a_trial_that_dies`."""
 ACTIVATION = "trial.activate"
-"""No fake app agrees on pictures: what comes after it are the steps of any activation."""
+"""See `test_a_trial_that_dies_as_it_activates`; what comes after it are the steps of any."""
 SEED = 20261121
 SHORT = (20, 5)
 LONG = (150, 50)
@@ -216,6 +219,91 @@ def test_a_trial_that_dies(step: str, bundles: Bundles, home: Path, tool: Path) 
         currents=frozenset({bundles.first.manifest.release}),
         after=bundles.second,
     ))  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def seeing(home: Path, tool: Path) -> tuple[Bundle, Bundle]:
+    """Two releases whose fake app says the same of every picture of three bytes."""
+    answer = """echo '{"top":[{"index":1,"label":"dog","score":0.9}]}'"""
+    app = FAKE_APP.replace(
+        "here=",
+        f"""case "$*" in
+  *--frames*) while [ "$(head -c 3 | wc -c)" -eq 3 ]; do {answer}; done; exit;;
+  *--bench*) echo '{{"bench":{{"min_ms":1.5}}}}'; exit;;
+esac
+here=""",
+        1,
+    )
+    one, other = (
+        fake_bundle(home / name, app=app, weights=name.encode() * 999, tool=FakeTool(path=tool))
+        for name in ("seeing-1", "seeing-2")
+    )
+    return one, other
+
+
+@contextlib.contextmanager
+def pictures(rig: Rig) -> Iterator[None]:
+    """What an app does meanwhile: hands over a picture with its answer for each request."""
+    answer = b'{"top":[{"index":1,"label":"dog","score":0.9}]}'
+    about = {
+        "format": "bgr24", "width": 1, "height": 1, "picture_bytes": 3,
+        "answer_bytes": len(answer),
+    }  # fmt: skip
+    done, memory = threading.Event(), os.memfd_create("picture")
+    os.write(memory, bytes(3) + answer)
+
+    def hand_over() -> None:
+        while not done.wait(0.02):
+            with (
+                contextlib.suppress(OSError),
+                socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as app,
+            ):
+                app.settimeout(1)
+                app.connect(str(rig.root / "trial/frames"))
+                while app.recv(100) and not done.is_set():
+                    socket.send_fds(app, [json.dumps(about).encode()], [memory])
+
+    thread = threading.Thread(target=hand_over)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        os.close(memory)
+
+
+@pytest.mark.parametrize("step", [ACTIVATION, "trial.end"])
+def test_a_trial_that_dies_as_it_activates(
+    step: str, seeing: tuple[Bundle, Bundle], home: Path, tool: Path
+) -> None:
+    """One release or the other is current; `trial resume` goes on, and activates it once."""
+    first, second = seeing
+    rig = Rig(root=home / f"activates-{step}", tool=tool)
+    rig.deploy(first)
+    log = home / f"activates-{step}.log"
+    rules = TrialRules(seconds=4, share=1, min_pictures=1, max_latency=50)
+
+    def phase() -> tuple[str, bool]:
+        told = json.loads(rig.call("trial", "status").stdout)
+        return told["trial"]["phase"], told["runs"]
+
+    def until(holds: Callable[[], bool]) -> None:
+        end = time.monotonic() + 120
+        while not holds():
+            assert time.monotonic() < end, (phase(), log.read_text())
+            time.sleep(0.05)
+
+    with pictures(rig):
+        rig.attempt(second, trial=rules, fault=f"kill:{step}", log=log)
+        until(lambda: log.read_text().split()[-1] == step and not phase()[1])
+        assert phase()[0] == ("running" if step == ACTIVATION else "activating")
+        assert rig.current() == (second if step == "trial.end" else first).manifest.release
+        assert rig.call("trial", "resume").returncode == 0
+        until(lambda: phase() == ("activated", False))
+    assert rig.current() == second.manifest.release
+    assert rig.deploy(second).outcome == "unchanged"
+    assert rig.left_over() == []
 
 
 @pytest.mark.parametrize(
