@@ -110,12 +110,14 @@ def run(args: argparse.Namespace, console: Console) -> int:
         device = "" if args.device else " --device virtual"
         after.append(f"edgepack deploy{option}{device}")
     beside = [file for file, _ in ((draft.labels,) if draft.labels else ()) + draft.lists]
+    beside += [file for file, _ in draft.tensors]
     console.data(
         {
             "path": str(draft.path),
             "labels": str(draft.labels[0]) if draft.labels else None,
             "schema": str(draft.schema),
             "lists": [str(file) for file, _ in draft.lists],
+            "tensors": [str(file) for file, _ in draft.tensors],
             "keys": [
                 {"key": line.key, "value": line.value, "why": line.why, "guess": line.guessed}
                 for line in draft.lines

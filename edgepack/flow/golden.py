@@ -124,7 +124,7 @@ def _senseless(model: LoadedModel, given: str, why: str) -> SenselessGoldenError
     tensors = f"{_KEY} for other tensors"
     if len(model.given) <= _MOST_SHOWN:
         saved = "; ".join(map(_saved, model.given))
-        named = " ".join(f"--golden-input {_file_of(info)}" for info in model.given)
+        named = " ".join(f"--golden-input {file_of(info)}" for info in model.given)
         tensors = f"in Python {saved}, and then {named} (in a project {_KEY})"
     return SenselessGoldenError(
         f"{model.path}: a test with {given} would tell nothing: by the reference, {why}",
@@ -137,15 +137,14 @@ def _may_be_photo(info: TensorInfo) -> bool:
     return len(info.shape) == 4
 
 
-def _file_of(info: TensorInfo) -> str:
+def file_of(info: TensorInfo) -> str:
     """A file's name for an input, which needs no quotes."""
     return re.sub(r"[^A-Za-z0-9]+", "_", info.name).strip("_")[:40] + ".npy"
 
 
 def _saved(info: TensorInfo) -> str:
     return (
-        f"numpy.save({_file_of(info)!r}, numpy.asarray(YOURS, {info.dtype!r})"
-        f".reshape({info.shape}))"
+        f"numpy.save({file_of(info)!r}, numpy.asarray(YOURS, {info.dtype!r}).reshape({info.shape}))"
     )
 
 

@@ -32,6 +32,7 @@ from edgepack.flow.class_names import (
     try_names_in_file,
 )
 from edgepack.flow.exporters import Known, read_exporter
+from edgepack.flow.golden import file_of
 from edgepack.flow.project import (
     PROJECT_FILE,
     class_of_label,
@@ -41,6 +42,7 @@ from edgepack.flow.project import (
 )
 from edgepack.flow.reference import golden_inputs, model_outputs
 from edgepack.flow.rows import takes_rows
+from edgepack.flow.tried_inputs import Array, find_running_shapes, find_telling_inputs
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo, read_model
 from edgepack.model.index import GraphIndex
 from edgepack.model.some_shapes import some_shapes, told_axes
@@ -74,7 +76,7 @@ class Line:
 @dataclass(frozen=True, kw_only=True)
 class Draft(Tabular):
     """A project file to be written: `text` into `path`, labels into a file beside it, and so are
-    `lists` of photos.
+    `lists` of photos and `tensors` for the smoke test.
 
     `open` are the questions that are left to the user. `model` and `preprocess` are those of the
     project, if it takes photos; `tells_classes`: the first output is one score for each.
@@ -87,6 +89,7 @@ class Draft(Tabular):
     open: tuple[str, ...]
     labels: tuple[Path, str] | None
     lists: tuple[tuple[Path, str], ...] = ()
+    tensors: tuple[tuple[Path, Array], ...] = ()
     model: LoadedModel | None = None
     preprocess: PreprocessSpec | None = None
     tells_classes: bool = False
@@ -135,6 +138,8 @@ class Draft(Tabular):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             for path, text in files:
                 _write(path, text)
+            for path, tensor in self.tensors:
+                np.save(path, tensor)
         except OSError as error:
             raise UsageError(
                 f"{self.path}: cannot be written: {error.strerror}",
@@ -183,13 +188,7 @@ def draft_project(
     states, fed = _states(loaded)
     picture = _picture(fed)
     asked, questions = _asked_states(loaded, states, picture)
-    if image is not None:
-        if picture is None:
-            raise UsageError(
-                f"--image: {model} has no input for a photo",
-                hint="its inputs are " + ", ".join(info.name for info in fed),
-            )
-        lines.append(Line("golden_image", relative_to(image, out)))
+    lines += _golden_image(image, loaded, fed, out)
     if expected is not None:
         of_names = labels or (out.parent / str(found.value) if found else out)
         lines.append(Line("expected_class", _expected(expected, names, image, of_names)))
@@ -224,13 +223,15 @@ def draft_project(
         spec = PreprocessSpec.from_table(values, file=out).for_inputs(whole.given)
         table += _decode(whole, spec, image)
         _check_postprocess(after, whole, spec, names, out)
-    lines = _try_scores(lines, spec_of_all)
+    made_inputs, tensors = _made_inputs(spec_of_all, is_asked=takes != "photo")
+    lines = [*_try_scores(lines, spec_of_all), *made_inputs]
     return Draft(
         path=out,
         text=_text(lines, shapes, (*_known_states(loaded), *states, *asked), table, after),
         lines=(*lines, *shapes, *states, *table, *after),
         open=(*questions, *_passed_over(loaded, found)),
         labels=made,
+        tensors=tuple((out.parent / name, tensor) for name, tensor in tensors.items()),
         model=whole,
         preprocess=spec,
         tells_classes=not after and _classes(loaded) is not None,
@@ -416,6 +417,36 @@ def _add_up(spec: ModelSpec) -> Line | None:
     if rows.min() < 0 or not np.allclose(rows.sum(axis=1), 1, atol=_UP_TO):
         return None
     return Line("scores", "raw", "they add up to 1")
+
+
+def _golden_image(
+    image: Path | None, model: LoadedModel, fed: Sequence[TensorInfo], out: Path
+) -> list[Line]:
+    """The key `golden_image`. Raises `UsageError` if the model takes no photo."""
+    if image is None:
+        return []
+    if _picture(fed) is None:
+        raise UsageError(
+            f"--image: {model.path} has no input for a photo",
+            hint="its inputs are " + ", ".join(info.name for info in fed),
+        )
+    return [Line("golden_image", relative_to(image, out))]
+
+
+def _made_inputs(spec: ModelSpec, *, is_asked: bool) -> tuple[list[Line], dict[str, Array]]:
+    """The line that names inputs made for the smoke test, and these by their files' names, where
+    random ones tell nothing and they are asked for."""
+    try:
+        model = read_model(spec)
+        found = find_telling_inputs(model) if is_asked else None
+    except EdgepackError:
+        return [], {}  # `edgepack check` says what is wrong
+    if found is None:
+        return [], {}
+    what, values = found
+    files = {f"golden-{file_of(info)}": values[info.name] for info in model.given}
+    why = f"generated ({what}), since random values tell nothing: a real input tells more"
+    return [Line("golden_input", list(files), why)], files
 
 
 def _is_one_of_several(model: LoadedModel) -> bool:
@@ -690,19 +721,29 @@ def _shapes(
         name: [sizes.get(one, one) if isinstance(one, str) else one for one in shape]
         for name, shape in chosen.items()
     }
-    guessed = some_shapes(model.proto.graph, chosen)
+    usual = some_shapes(model.proto.graph, chosen)
+    guesses: dict[str, list[int]] = {}
+    for name in usual:
+        told = told_axes(model.proto.graph, name, len(usual[name]))
+        open_axes = [at for at, one in enumerate(chosen[name]) if not isinstance(one, int)]
+        guesses[name] = [at for at in open_axes if at not in told]
+    complete = {
+        name: tuple(one for one in shape if isinstance(one, int)) for name, shape in chosen.items()
+    } | usual
+    running = find_running_shapes(model, complete, guesses) if picture is None else usual
+    found = running or usual
     lines = []
     for info in model.inputs:
         if all(isinstance(one, int) for one in info.shape):
             continue
-        shape = list(guessed.get(info.name, chosen[info.name]))
+        shape = list(found.get(info.name, chosen[info.name]))
         why = "a batch of one" if shape else ""
-        if info.name in guessed:
-            told = told_axes(model.proto.graph, info.name, len(shape))
-            open_axes = [at for at, one in enumerate(chosen[info.name]) if not isinstance(one, int)]
-            axes = [at for at in open_axes if at not in told]
-            why = f"{_GUESS}: nothing tells {'axis' if len(axes) == 1 else 'axes'} "
-            why = why + ", ".join(map(str, axes)) if axes else "as many as the weights take"
+        if info.name in usual:
+            axes = guesses[info.name]
+            which = f"{'axis' if len(axes) == 1 else 'axes'} {', '.join(map(str, axes))}"
+            why = f"{_GUESS}: nothing tells {which}" if axes else "as many as the weights take"
+            if axes and found[info.name] != usual[info.name]:
+                why = f"{_GUESS}: nothing tells {which}, and of the sizes that were tried this runs"
         lines.append(Line(info.name, shape, why))
     return tuple(lines)
 
