@@ -31,7 +31,10 @@ pytestmark = pytest.mark.slow
 
 GUIDE = data_file("docs") / "guides" / "home-assistant.md"
 ROOT = "/home/pi/edgepack/counter"
-PHOTOS, LATER, SECRET, RING = (f"/home/pi/{name}" for name in ("photos", "later", "secret", "ring"))
+PHOTOS, LATER, SECRET, RING, CLIPS = (
+    f"/home/pi/{name}" for name in ("photos", "later", "secret", "ring", "clips")
+)
+CLIP = f'clip = {{ folder = "{CLIPS}", after_s = 0.1, frames_per_s = 30 }}'
 
 
 def guide(port: int) -> str:
@@ -44,7 +47,7 @@ def guide(port: int) -> str:
         "/etc/edgepack/mqtt": SECRET,
         "/var/lib/counter": LATER,
         "/usr/local/bin/ring": RING,
-        "for_s = 2": "for_s = 0",
+        "for_s = 2": f"for_s = 0\n{CLIP}",
     }.items():
         assert old in text
         text = text.replace(old, new)
@@ -74,6 +77,14 @@ def cache() -> Iterator[None]:
         yield
 
 
+def _raw(path: Path) -> Path:
+    """A frame (RGB) with a person."""
+    image = np.zeros((8, 32, 3), np.uint8)
+    image[:, :8] = 200
+    path.write_bytes(image.tobytes())
+    return path
+
+
 @contextmanager
 def tunnel(board: VirtualBoard, port: int) -> Iterator[None]:
     """To the board, which has a network of its own, `port` of this machine is its own."""
@@ -95,7 +106,7 @@ def test_people_are_counted_by_the_guide(tmp_path: Path) -> None:
     board = virtual.up(get_board("rasp3b"), name="counter")
     with closing(login(board, "pi")) as pi, tunnel(board, port):
         deploy_bundle(bundle, pi, ROOT)
-        pi.run(f"mkdir {PHOTOS} {LATER}; umask 077; echo open sesame >{SECRET}")
+        pi.run(f"mkdir {PHOTOS} {LATER} {CLIPS}; umask 077; echo open sesame >{SECRET}")
         pi.run(f"printf '#!/bin/sh\\necho \"$1\" >>{RING}.log\\ncat >>{RING}.log\\n' >{RING}")
         pi.run(f"chmod 755 {RING}")
         for number in range(6):
@@ -125,6 +136,15 @@ def test_people_are_counted_by_the_guide(tmp_path: Path) -> None:
                 found += messages.take(1)
             with Subscriber(port, "homeassistant/#", *who) as discovery:
                 [(kept, _, about)] = discovery.take(1)
+        # A camera shows a person until the pictures around it are there.
+        pi.put(_raw(tmp_path / "frame"), f"{CLIPS}/frame")
+        goes_on = f"until ls {CLIPS}/visitor* >/dev/null; do cat {CLIPS}/frame; sleep 0.1; done 2>/dev/null"
+        frames = run.replace(f"'--images' '{PHOTOS}'", "--frames rgb24 --size 32x8")
+        assert frames != run
+        pi.run(f"rm -rf {CLIPS}/visitor*; {{ {goes_on}; }} | timeout 60 {frames}")
+        kept_files = pi.run(f"find {CLIPS}/visitor* -name '*.jpg' -printf '%m %p\\n'").stdout
+        modes, clips = zip(*map(str.split, kept_files.splitlines()), strict=True)
+        pi.get(clips[0], tmp_path / "clip.jpg")
         rung = pi.run(f"cat {RING}.log").stdout.splitlines()
     hostname = found[0][1].split("/")[1]
     lines = [json.loads(text) for _, topic, text in found if topic.endswith("/results")][:12]
@@ -137,3 +157,7 @@ def test_people_are_counted_by_the_guide(tmp_path: Path) -> None:
     assert json.loads(about)["state_topic"] == f"counter/{hostname}/results/count"
     assert rung[0] == "front door"
     assert json.loads(rung[1])["top"][0]["label"] == "person"
+    assert set(modes) == {"600"}
+    picture = cv2.imread(str(tmp_path / "clip.jpg"))
+    assert picture.shape == (8, 32, 3)
+    assert picture.max() > 150
