@@ -418,7 +418,7 @@ def _of_this_machine() -> dict[str, Any]:
                 "left_bytes": _COUNT,
             }
         ),
-        "tune": _object(
+        "tune": _of_models(
             {
                 **dict.fromkeys(("records", "cpu", "compiler", "model_sha256"), _TEXT),
                 **dict.fromkeys(("trials", "known", "wrong", "left", "repeated_blocks"), _COUNT),
@@ -464,7 +464,7 @@ def _of_this_machine() -> dict[str, Any]:
                 _of_text(),
             ]
         },
-        "quantize": _object(
+        "quantize": _of_models(
             {
                 "file": _TEXT,
                 "bytes": _COUNT,
@@ -478,6 +478,12 @@ def _of_this_machine() -> dict[str, Any]:
             }
         ),
     }
+
+
+def _of_models(one: dict[str, Any]) -> dict[str, Any]:
+    """Of the project's model, or of several: it has stages."""
+    several = _object({"models": _list(_object({"name": _TEXT, **one}))})
+    return {"anyOf": [_object(one), several]}
 
 
 def _of_projects() -> dict[str, Any]:

@@ -104,6 +104,17 @@ class Console:
         self.rest()
         print(_json_text(value, indent=2) if self.as_json else printable(text), flush=True)
 
+    def models(self, results: Sequence[tuple[str, Mapping[str, Any], str]]) -> None:
+        """Results of a project's models, each with the model's name: one alone is `data`, several
+        are a list with --json, and have a heading each in text."""
+        if len(results) == 1:
+            self.data(*results[0][1:])
+            return
+        self.data(
+            {"models": [{"name": name, **value} for name, value, _ in results]},
+            "\n\n".join(f"{name}:\n{textwrap.indent(text, '    ')}" for name, _, text in results),
+        )
+
     def lines(self, lines: Iterable[str], key: str | None = None) -> None:
         """A result too long to be held: JSON with --json, as the caller sees to.
 

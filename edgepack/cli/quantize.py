@@ -70,8 +70,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stage",
         metavar="NAME",
-        help="quantise the model of this [[stage]], calibrated on what it would be given of the "
-        "photos (default: the project's own model)",
+        help="quantise only the model of this [[stage]], or the first one by the project's name "
+        "(default: all; a stage is calibrated on what it would be given of the photos)",
     )
     add_html(parser)
     parser.set_defaults(run=run)
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Write the quantised model, and print how good it is."""
     from edgepack.flow.project import Quantizing, load_project
     from edgepack.flow.quantize import quantize_project
-    from edgepack.flow.stages import find_stage
+    from edgepack.flow.stages import chosen_models, find_stage
 
     check_html(args)
     flags = {
@@ -91,6 +91,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         "states": parse_states(args.state),
     }
     project = load_project(project_file(args), flags)
+    models = chosen_models(project, args.stage, out=args.out, html=args.html)
     said = project.quantize or Quantizing()
     images = args.images or said.images
     if images is None:
@@ -98,23 +99,31 @@ def run(args: argparse.Namespace, console: Console) -> int:
     budget = said.budget if args.budget is None else args.budget / 100
     if not 0 <= budget <= 1:
         raise UsageError(f"--budget: {args.budget} is not between 0 and 100")
-    model = project.model if args.stage is None else find_stage(project, args.stage).model
-    out: Path = args.out or model.with_suffix(".int8.onnx")
-    check_writable(out.parent, "--out")
-    found = quantize_project(
-        project,
-        images,
-        out,
-        stage=args.stage,
-        judge=args.judge or said.judge,
-        snr_db=said.snr_db if args.snr is None else args.snr,
-        budget=budget,
-        progress=console,
-    )
-    save(args, console, quantize_page(found, f"{out.name}, made of {model.name}"))
-    size = out.stat().st_size
-    values = {"file": str(out), "bytes": size, **document(found)}
-    console.data(values, "\n".join(_lines(found, out, "photo" if args.stage is None else "crop")))
+    files = {
+        stage: project.model if stage is None else find_stage(project, stage).model
+        for _, stage in models
+    }
+    outs = {stage: args.out or path.with_suffix(".int8.onnx") for stage, path in files.items()}
+    for out in outs.values():
+        check_writable(out.parent, "--out")
+    said_of = []
+    for name, stage in models:
+        out = outs[stage]
+        found = quantize_project(
+            project,
+            images,
+            out,
+            stage=stage,
+            judge=args.judge or said.judge,
+            snr_db=said.snr_db if args.snr is None else args.snr,
+            budget=budget,
+            progress=console,
+        )
+        save(args, console, quantize_page(found, f"{out.name}, made of {files[stage].name}"))
+        values = {"file": str(out), "bytes": out.stat().st_size, **document(found)}
+        lines = _lines(found, out, "photo" if stage is None else "crop")
+        said_of.append((name, values, "\n".join(lines)))
+    console.models(said_of)
     return 0
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgepack.base.errors import UsageError
 from edgepack.cli.console import Console, table
@@ -61,8 +62,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stage",
         metavar="NAME",
-        help="tune the model of this [[stage]], on its part of the smoke-test photo (default: "
-        "the project's own model)",
+        help="tune only the model of this [[stage]], on its part of the smoke-test photo, or the "
+        "first model by the project's name (default: all, which share the minutes)",
     )
     add_html(parser)
     parser.set_defaults(run=run)
@@ -71,6 +72,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Try, write down what was found, and print what it is worth."""
     from edgepack.flow.job import make_job, stage_job
+    from edgepack.flow.stages import chosen_models
 
     check_html(args)
     given = args.records
@@ -83,16 +85,26 @@ def run(args: argparse.Namespace, console: Console) -> int:
         return _fit(args, make_job(project), console)
     check_writable(own.parent, "--records")
     job = make_job(project)
-    if args.stage is None:
-        return _tune(args, job, own, given, console)
-    with stage_job(job, args.stage) as stage:
-        return _tune(args, stage, own, given, console)
+    models = chosen_models(project, args.stage, html=args.html)
+    said_of = []
+    for name, stage in models:
+        called = name if stage is None else f"{project.name}, stage '{name}'"
+        with nullcontext(job) if stage is None else stage_job(job, stage) as one:
+            values, lines = _tune(args, one, own, called, len(models), console)
+        if values["kernels"] and given is None and project_file(args) is None:
+            lines += ["", f"to use it: edgepack compile|package|deploy ... --records {own}"]
+        said_of.append((name, values, "\n".join(lines)))
+        if own not in args.records and own.exists():
+            args.records.append(own)
+    console.models(said_of)
+    return 0
 
 
 def _tune(
-    args: argparse.Namespace, job: Job, own: Path, given: list[Path] | None, console: Console
-) -> int:
-    """Tune the job's model into the records `own`; `given` are those of --records."""
+    args: argparse.Namespace, job: Job, own: Path, name: str, of: int, console: Console
+) -> tuple[dict[str, Any], list[str]]:
+    """Tune the job's model, one `of` so many, into the records `own`: the result for --json, and as
+    lines."""
     from edgepack.tuning.run import is_estimated, tune_job
 
     estimated = is_estimated(job, emulated=args.emulated)
@@ -101,7 +113,7 @@ def _tune(
             job,
             own,
             read=args.records,
-            minutes=args.minutes,
+            minutes=args.minutes / of,
             trials=args.trials,
             emulated=args.emulated,
             ssh=ssh_options(args),
@@ -112,18 +124,11 @@ def _tune(
         raise
     # What is not estimated of a virtual board took the emulator that long.
     emulated = args.emulated and is_estimated(job, emulated=False)
-    name = job.project.name + (f", stage '{args.stage}'" if args.stage is not None else "")
     lines = _lines(found, own, job, name, estimated=estimated, emulated=emulated)
-    if job.stages:
-        names = ", ".join(opened.stage.name for opened in job.stages)
-        lines += ["", f"only the first model was tuned: --stage NAME tunes a stage ({names})"]
-    if found.kernels and given is None and project_file(args) is None:
-        lines += ["", f"to use it: edgepack compile|package|deploy ... --records {own}"]
     title = f"{name} for {job.board.name}, tuned"
     made = tune_page(found, own, title, estimated=estimated, mark=emulated_mark(emulated))
     save(args, console, made)
-    console.data({"records": str(own), **found.to_dict()}, "\n".join(lines))
-    return 0
+    return {"records": str(own), **found.to_dict()}, lines
 
 
 def _fit(args: argparse.Namespace, job: Job, console: Console) -> int:

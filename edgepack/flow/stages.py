@@ -252,6 +252,32 @@ def find_stage(project: Project, name: str) -> Stage:
     return project.stages[names.index(name)]
 
 
+def chosen_models(
+    project: Project, name: str | None, **only_one: object
+) -> list[tuple[str, str | None]]:
+    """The models that a command is for: what each is called, and the name of its stage; the first
+    is of none, and called as the project. With a `name` it is that one, else all, a file that
+    several name once. Raises UsageError for a name that there is not, and for options (their values
+    by their names) that are `only_one`'s where there are several."""
+    if name is not None and name != project.name:
+        find_stage(project, name)
+    if name is not None:
+        is_stage = name in (stage.name for stage in project.stages)
+        return [(name, name if is_stage else None)]
+    files = [project.model, *(stage.model for stage in project.stages)]
+    chosen: list[tuple[str, str | None]] = [(project.name, None)]
+    for number, stage in enumerate(project.stages, 1):
+        if stage.model not in files[:number]:
+            chosen.append((stage.name, stage.name))
+    for option, value in only_one.items():
+        if value is not None and len(chosen) > 1:
+            raise UsageError(
+                f"--{option} is for one model, and the project has {len(chosen)}",
+                hint=f"--stage NAME, one of {', '.join(called for called, _ in chosen)}",
+            )
+    return chosen
+
+
 def labels_of_all(
     labels: Sequence[str] | None, stages: Sequence[OpenStage]
 ) -> tuple[str, ...] | None:

@@ -16,6 +16,7 @@ from onnx import numpy_helper
 
 from edgepack.cli import main
 from tests.onnx_models import Builder
+from tests.schemas import check_output
 
 SIDE, CROP, CLASSES, BRIGHT = 32, 16, 8, 100
 PROJECT = """
@@ -58,7 +59,8 @@ def _classifier(path: Path, seed: int) -> None:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A detector that finds two boxes in each photo: the likelier one is its dark corner."""
     b = Builder()
-    nothing = b.op("Mul", b.op("ReduceMean", "x", keepdims=0), b.const(1e-4, "f4"))
+    seen = b.op("ReduceMean", b.conv("x", 3, 4), keepdims=0)
+    nothing = b.op("Mul", seen, b.const(1e-6, "f4"))
     # Enlarged to whole pixels, the first one is that corner.
     rows = [[[0, 0, CROP - 0.5, CROP - 0.5, 0.9, 0], [8, 8, SIDE, SIDE, 0.8, 0]]]
     b.op("Add", b.const(rows, "f4"), nothing, outputs=["rows"])
@@ -137,19 +139,43 @@ def test_a_stage_is_quantised_on_what_it_is_given(
     ]
     # The rest of the photos is twice as bright, and more.
     assert scales and all(0.5 * BRIGHT / 255 < scale <= 1.01 * BRIGHT / 255 for scale in scales)
-    # Of the other one both boxes of each photo.
-    assert main(["quantize", "--stage", "all", "--images", "photos", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["calibrated"], found["judged"]) == (12, 4)
 
 
-def test_a_stage_is_tuned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(["tune", "--stage", "all", "--trials", "2", "--root", str(folder / "t"), "--json"])
-        == 0
-    )
-    found = json.loads(capsys.readouterr().out)
-    assert found["trials"] > 0  # the first model has nothing that could be tuned
+def test_all_models_are_quantised(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A stage of the same file as another one is not another model."""
+    again = PROJECT[PROJECT.index('[[stage]]\nname = "best"') :].replace('"best"', '"again"')
+    (folder / "edgepack.toml").write_text(PROJECT + again)
+    assert main(["quantize", "--images", "photos", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    check_output("quantize", said)
+    # The photos; both boxes of each; the likelier one of each.
+    assert [(one["name"], one["calibrated"], one["judged"]) for one in said["models"]] == [
+        *(("many", 6, 2), ("all", 12, 4), ("best", 6, 2))
+    ]
+    assert [one["file"] for one in said["models"]] == [
+        f"{name}.int8.onnx" for name in ("boxes", "all", "best")
+    ]
+    assert main(["quantize", "--images", "photos"]) == 0
+    headings = [line for line in capsys.readouterr().out.splitlines() if line[:1].strip()]
+    assert headings == ["many:", "all:", "best:"]
+    assert main(["quantize", "--images", "photos", "--stage", "many"]) == 0
+    assert capsys.readouterr().out.startswith("boxes.int8.onnx: ")
+    for option in ("--out", "--html"):
+        assert main(["quantize", "--images", "photos", option, "x"]) == 2
+        said = capsys.readouterr().err
+        assert f"{option} is for one model, and the project has 3" in said
+        assert "--stage NAME, one of many, all, best" in said
+
+
+def test_all_models_are_tuned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = PROJECT[: PROJECT.rindex("[[stage]]")]
+    (folder / "edgepack.toml").write_text(one)
+    assert main(["tune", "--trials", "1", "--root", str(folder / "t"), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    check_output("tune", said)
+    assert [(one["name"], one["trials"] > 0) for one in said["models"]] == [
+        *(("many", True), ("all", True))
+    ]
 
 
 @pytest.mark.parametrize("command", [("quantize", "--images", "photos"), ("tune",)])
