@@ -138,7 +138,8 @@ def test_people_are_counted_by_the_guide(tmp_path: Path) -> None:
                 [(kept, _, about)] = discovery.take(1)
         # A camera shows a person until the pictures around it are there.
         pi.put(_raw(tmp_path / "frame"), f"{CLIPS}/frame")
-        goes_on = f"until ls {CLIPS}/visitor* >/dev/null; do cat {CLIPS}/frame; sleep 0.1; done 2>/dev/null"
+        until = f"until ls {CLIPS}/visitor* >/dev/null"
+        goes_on = f"{until}; do cat {CLIPS}/frame; sleep 0.1; done 2>/dev/null"
         frames = run.replace(f"'--images' '{PHOTOS}'", "--frames rgb24 --size 32x8")
         assert frames != run
         pi.run(f"rm -rf {CLIPS}/visitor*; {{ {goes_on}; }} | timeout 60 {frames}")
