@@ -144,11 +144,18 @@ def _open_stage(
 ) -> OpenStage:
     model = read_model(ModelSpec(path=stage.model, shapes=stage.shapes, constants={}, states={}))
     check_model(model)
-    if len(model.given) != 1 or model.states:
+    if model.states:
+        raise ConfigError(
+            f"{stage.where}.model: {stage.model} has states ({', '.join(model.states)}), and stage "
+            f"'{stage.name}' keeps nothing from one box to the next",
+            hint="take a model without states, or run it in a program of your own, a session for "
+            "each track (docs/guides/embedding.md)",
+        )
+    if len(model.given) != 1:
         names = ", ".join(info.name for info in model.inputs)
         raise ConfigError(
             f"{stage.where}.model: {stage.model} has {len(model.inputs)} inputs: {names}",
-            hint="a stage is given one image, and keeps nothing from one box to the next",
+            hint="a stage is given one image, and its inputs cannot be states",
         )
     if batch_of(model.inputs) != 1:
         raise ConfigError(

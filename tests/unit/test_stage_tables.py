@@ -63,6 +63,8 @@ def folder(tmp_path: Path) -> Path:
     _model(tmp_path / "kinds.onnx", {"x": [1, 3, 8, 8]}, {"scores": [[0.0, 2.0, 1.0]]})
     _model(tmp_path / "pairs.onnx", {"x": [2, 3, 8, 8]}, {"scores": [[0.0, 1.0]] * 2})
     _model(tmp_path / "two.onnx", {"x": [1, 3, 8, 8], "y": [1]}, {"scores": [[0.0, 1.0]]})
+    states = {"x": [1, 3, 8, 8], "past_a": [1]}
+    _model(tmp_path / "past.onnx", states, {"scores": [[0.0, 1.0]], "present_a": [0.5]})
     (tmp_path / "things.txt").write_text("cat\ndog\n")
     (tmp_path / "breeds.txt").write_text("a\nb\nc\n")
     noise = np.random.RandomState(0).randint(0, 256, (SIDE, SIDE, 3), np.uint8)
@@ -180,6 +182,7 @@ def test_too_many_stages_and_two_of_one_name_are_refused(folder: Path) -> None:
         ({"postprocess": {"kind": "segmentation"}},
          "stage[0].postprocess: masks are those of a whole photo", "classes, boxes"),
         ({"model": "two.onnx"}, "has 2 inputs: x, y", "one image"),
+        ({"model": "past.onnx"}, "has states (past_a), and stage 'breed' keeps nothing", "session"),
         ({"preprocess": {"resize": {"mode": "exact", "height": 9, "width": 8}}},
          "stage[0]: preprocessing makes", "resize"),
         ({"align": "face"}, "stage[0].align: 'face' is by 5 points of a box, and the boxes of the "
