@@ -53,11 +53,11 @@ std::string Stamp(std::chrono::system_clock::time_point time, bool millis) {
   std::tm parts = {};
   gmtime_r(&whole, &parts);
   std::array<char, 32> text = {};
-  std::strftime(text.data(), text.size(), "%Y%m%dT%H%M%S", &parts);
+  static_cast<void>(std::strftime(text.data(), text.size(), "%Y%m%dT%H%M%S", &parts));
   std::array<char, 8> end = {"Z"};
   if (millis) {
     const int count = std::clamp(static_cast<int>(rest.count()), 0, 999);
-    std::snprintf(end.data(), end.size(), ".%03dZ", count);
+    static_cast<void>(std::snprintf(end.data(), end.size(), ".%03dZ", count));
   }
   return std::string(text.data()) + end.data();
 }
@@ -85,7 +85,7 @@ bool IsStamp(std::string_view rest) {
          std::all_of(number.begin() + 1, number.end(), is_digit);
 }
 
-std::string Reason(int code) { return std::error_code(code, std::generic_category()).message(); }
+std::string ErrorText(int code) { return std::error_code(code, std::generic_category()).message(); }
 
 /// A new file with these bytes, for its owner only; 0, or why there is none.
 int WriteNew(const std::filesystem::path& path, const std::string& bytes) {
@@ -207,7 +207,9 @@ void Clips::Run() {
   for (const ClipRule& rule : rules_) {
     for (const auto& left : ClipsIn(rule.folder, "." + rule.name + "-")) {
       if (rmdir(left.c_str()) == 0) continue;
-      std::rename(left.c_str(), (rule.folder / left.filename().string().substr(1)).c_str());
+      const std::filesystem::path name = rule.folder / left.filename().string().substr(1);
+      // What has no name of its own is found at the next start.
+      static_cast<void>(std::rename(left.c_str(), name.c_str()));
     }
   }
   Picture picture;
@@ -264,7 +266,7 @@ void Clips::Begin(const ClipRule& rule) {
     reason = mkdir(Draft(clip).c_str(), 0700) == 0 ? 0 : errno;
   }
   if (reason != 0) {
-    Fail(rule, Draft(clip).string() + ": " + Reason(reason));
+    Fail(rule, Draft(clip).string() + ": " + ErrorText(reason));
     return;
   }
   // The last one is what the rule saw, however long ago that is.
@@ -288,7 +290,7 @@ void Clips::Add(const Kept& kept, Clip* clip) {
   if (reason == EEXIST) return;  // a clock that was set back
   if (reason != 0) {
     clip->failed = true;
-    Fail(*clip->rule, path.string() + ": " + Reason(reason));
+    Fail(*clip->rule, path.string() + ": " + ErrorText(reason));
     return;
   }
   ++clip->pictures;
@@ -303,12 +305,12 @@ void Clips::End(const Clip& clip) {
   if (std::rename(Draft(clip).c_str(), (clip.rule->folder / clip.name).c_str()) == 0) {
     ++written_;
   } else {
-    Fail(*clip.rule, clip.name + ": " + Reason(errno));
+    Fail(*clip.rule, clip.name + ": " + ErrorText(errno));
   }
   Prune(*clip.rule);
 }
 
-void Clips::Prune(const ClipRule& rule) const {
+void Clips::Prune(const ClipRule& rule) {
   std::vector<std::filesystem::path> folders = ClipsIn(rule.folder, rule.name + "-");
   std::uint64_t bytes = 0;
   for (auto folder = folders.rbegin(); folder != folders.rend(); ++folder) {
@@ -322,7 +324,7 @@ void Clips::Fail(const ClipRule& rule, const std::string& why) {
   err_ << "clip of " + rule.name + ": " + why + "\n" << std::flush;
 }
 
-std::filesystem::path Clips::Draft(const Clip& clip) const {
+std::filesystem::path Clips::Draft(const Clip& clip) {
   return clip.rule->folder / ("." + clip.name);
 }
 

@@ -88,9 +88,9 @@ class Clips {
   void Begin(const ClipRule& rule);
   void Add(const Kept& kept, Clip* clip);
   void End(const Clip& clip);
-  void Prune(const ClipRule& rule) const;
+  static void Prune(const ClipRule& rule);
   void Fail(const ClipRule& rule, const std::string& why);
-  [[nodiscard]] std::filesystem::path Draft(const Clip& clip) const;
+  [[nodiscard]] static std::filesystem::path Draft(const Clip& clip);
 
   const std::vector<ClipRule> rules_;
   std::ostream& err_;

@@ -22,7 +22,7 @@ constexpr std::size_t kMaxVerifiedBytes = std::size_t{64} << 10U;
 
 /// The inputs on which the model was compared with its reference before it was packed: of the
 /// board's own code under an emulator, and of a build for the maker's machine.
-struct Compared {
+struct ComparedOn {
   std::vector<std::string> emulated;
   std::vector<std::string> local;
 };
@@ -31,7 +31,7 @@ struct Compared {
 struct Known {
   Manifest manifest;
   Record record;
-  std::optional<Compared> compared;
+  std::optional<ComparedOn> compared;
 };
 
 /// Whether they can be shown: a bundle's maker does not write to a terminal.
@@ -42,7 +42,7 @@ bool ArePlain(const std::vector<std::string>& texts) {
 }
 
 /// What the release records of it; nothing if that is damaged, or another version's.
-std::optional<Compared> FindCompared(const Site& site, const Manifest& manifest) {
+std::optional<ComparedOn> FindCompared(const Site& site, const Manifest& manifest) {
   const auto listed = std::find_if(manifest.files.begin(), manifest.files.end(),
                                    [](const FileEntry& file) { return file.path == kVerified; });
   if (listed == manifest.files.end()) return std::nullopt;
@@ -52,7 +52,7 @@ std::optional<Compared> FindCompared(const Site& site, const Manifest& manifest)
     if (Sha256Hex(text) != listed->sha256) return std::nullopt;
     const JsonDocument document(text, kVerified, "damaged");
     JsonObject record = document.Root();
-    Compared compared{record.Strings("emulated"), record.Strings("local")};
+    ComparedOn compared{record.Strings("emulated"), record.Strings("local")};
     if (!ArePlain(compared.emulated) || !ArePlain(compared.local)) return std::nullopt;
     return compared;
   } catch (const Error&) {
@@ -271,7 +271,7 @@ std::string NewestText(const Site& site) {
 }
 
 /// For a person, such as "golden, random (emulated)".
-std::string Text(const Compared& compared) {
+std::string Text(const ComparedOn& compared) {
   std::string text;
   const auto add = [&text](const std::vector<std::string>& inputs, const char* where) {
     for (const std::string& input : inputs) {

@@ -58,7 +58,7 @@ void NeedReadable(const std::string& path) {
       "give it to the service's account there, or name a `user` whose group may");
 }
 
-constexpr double kTickS = 0.25;
+constexpr double kTurnS = 0.25;
 // What a process gets between SIGTERM and SIGKILL.
 constexpr double kAppGraceS = 10;
 // Loading a model from a slow card takes longer than the app's usual silence.
@@ -583,7 +583,7 @@ class Supervisor {
     const int output = app != nullptr && output_open_ ? app->output().get() : -1;
     std::array<pollfd, 3> fds = {
         {{signals_.get(), POLLIN, 0}, {notify_.fd(), POLLIN, 0}, {output, POLLIN, 0}}};
-    poll(fds.data(), fds.size(), static_cast<int>(kTickS * 1e3));
+    poll(fds.data(), fds.size(), static_cast<int>(kTurnS * 1e3));
     signalfd_siginfo info = {};
     while (read(signals_.get(), &info, sizeof(info)) == sizeof(info)) {
       stop_ = stop_ || info.ssi_signo != SIGCHLD;
