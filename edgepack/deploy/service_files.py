@@ -89,7 +89,7 @@ def systemd_unit(place: Place, service: Service) -> str:
     touched = access(service)
     needs = " ".join(_unit_word(path) for path in (place.root, *touched.mounts))
     more = "".join(f"{line}\n" for line in _limits(service, touched))
-    may = "\n".join(_sandbox(touched, place.gpu_groups))
+    may = "\n".join(_sandbox(touched, place))
     return f"""\
 # Written by `edgepack service`; a new release needs no new unit.
 [Unit]
@@ -163,16 +163,18 @@ def _limits(service: Service, touched: Access) -> list[str]:
     return lines
 
 
-def _sandbox(touched: Access, gpu_groups: tuple[str, ...] | None) -> list[str]:
+def _sandbox(touched: Access, place: Place) -> list[str]:
     """What of the sandbox depends on what the arguments name, and on the GPU.
 
     Each driver has device nodes of its own, and more with each version: which of them a GPU's
     service opens is left to their owners and groups. ProtectClock= would close all but its own.
     """
+    gpu_groups = place.gpu_groups
     lines = [f"PrivateTmp={'no' if touched.shares_tmp else 'yes'}"]
     lines.append(f"ProtectClock={'yes' if gpu_groups is None else 'no'}")
     if gpu_groups is not None:
-        lines += ["PrivateDevices=no", "DevicePolicy=auto"]
+        # Kernels that the driver has compiled are kept there.
+        lines += ["PrivateDevices=no", "DevicePolicy=auto", f"CacheDirectory={place.title}"]
     elif touched.devices:
         lines += ["PrivateDevices=no", "DevicePolicy=closed"]
         lines += [f"DeviceAllow={_unit_word(rule)} rw" for rule in touched.device_rules]

@@ -399,6 +399,14 @@ int clFinish(void *queue) {
   join();
   return ((int (*)(void *))real("clFinish"))(queue);
 }
+void *clCreateProgramWithSource(void *context, unsigned count, const char **texts,
+                                const size_t *lengths, int *code) {
+  if (!getenv("NO_TEXT"))
+    return ((void *(*)(void *, unsigned, const char **, const size_t *, int *))real(
+        "clCreateProgramWithSource"))(context, count, texts, lengths, code);
+  *code = -5; /* CL_OUT_OF_RESOURCES */
+  return NULL;
+}
 int clReleaseContext(void *context) { /* by now sessions and their memory are gone */
   join();
   return ((int (*)(void *))real("clReleaseContext"))(context);
@@ -416,8 +424,8 @@ def failing_driver(
     require_tool("cc")
     folder = tmp_path_factory.mktemp("failing")
     names = set(re.findall(r'"(cl[A-Z]\w+)"', _OPENCL_SOURCE.read_text()))
-    own = set(re.findall(r"^int (cl\w+)\(", _FAILING_DRIVER, re.MULTILINE))
-    assert len(own) == 5
+    own = set(re.findall(r"^(?:int|void \*)\s*(cl\w+)\(", _FAILING_DRIVER, re.MULTILINE))
+    assert len(own) == 6
     assert own <= names
     lines = [f"PASSED_ON({name})" for name in sorted(names - own)]
     (folder / "driver.c").write_text(_FAILING_DRIVER.replace("@PASSED_ON@", "\n".join(lines)))
@@ -460,6 +468,51 @@ def test_the_cpu_runs_where_no_driver_is(two_plans: Path, tmp_path: Path) -> Non
     assert report["processor"]["on"] == "cpu"
     assert "libOpenCL.so.1" in report["processor"]["why"]
     assert report["expected"]["ok"]
+
+
+def test_what_the_driver_has_compiled_is_kept(
+    two_plans: Path, failing_driver: Path, tmp_path: Path
+) -> None:
+    """The second start takes no text of kernels: this driver would refuse it."""
+
+    def failures(**environment: str) -> int:
+        report = _report_of(
+            two_plans, failing_driver, FAILING="0", XDG_CACHE_HOME=str(tmp_path), **environment
+        )
+        assert report["expected"]["ok"]
+        return int(report["processor"]["on"] == "cpu")
+
+    assert failures() == 0
+    (kept,) = (tmp_path / "edgepack-kernels").iterdir()
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert failures(NO_TEXT="1") == 0
+    whole = kept.read_bytes()
+    # Damaged, cut, of another key, a link, writable by others: as if nothing were there.
+    text = (two_plans / "model/kernels.cl").read_bytes()
+    at = whole.index(text[:64])
+    flipped = bytearray(whole)
+    flipped[at] ^= 1
+    last = bytearray(whole)
+    last[-1] ^= 1
+    for wrong in (b"", whole[:-1], bytes(flipped), bytes(last), whole[:40]):
+        kept.write_bytes(wrong)
+        assert failures(NO_TEXT="1") == 1
+        assert failures() == 0
+        assert kept.read_bytes()[:at] == whole[:at]
+    kept.chmod(0o620)
+    assert failures(NO_TEXT="1") == 1
+    elsewhere = tmp_path / "elsewhere"
+    kept.rename(elsewhere)
+    elsewhere.chmod(0o600)
+    kept.symlink_to(elsewhere)
+    assert failures(NO_TEXT="1") == 1
+    assert elsewhere.read_bytes()[:at] == whole[:at]
+    # A folder that is somebody else's to write in.
+    kept.unlink()
+    assert failures() == 0
+    assert failures(NO_TEXT="1") == 0
+    kept.parent.chmod(0o770)
+    assert failures(NO_TEXT="1") == 1
 
 
 def _report_of(bundle: Path, driver: Path, **environment: str) -> dict[str, Any]:

@@ -232,6 +232,7 @@ def test_a_gpu_is_opened_by_its_groups(tmp_path: Path) -> None:
     # systemd.exec(5): it implies a DeviceAllow=, by which DevicePolicy=auto closes all others.
     assert values(lines, "ProtectClock") == ["no"]
     assert values(lines, "DeviceAllow") == []
+    assert values(lines, "CacheDirectory") == ["edgepack-tiny"]
     assert values(lines, "SupplementaryGroups") == ["render video"]
     words = shlex.split(init_script(here, service).replace("\\\n", " "))
     assert [b for a, b in itertools.pairwise(words) if a == "--group"] == ["render", "video"]

@@ -11,6 +11,7 @@
 #include <edgepack/errors.h>
 
 #include "gpu.h"
+#include "platform/opencl/kernel_cache.h"
 
 namespace edgepack::opencl {
 
@@ -23,6 +24,8 @@ Functions::Functions()
   library.Find("clCreateCommandQueue", &CreateCommandQueue);
   library.Find("clCreateBuffer", &CreateBuffer);
   library.Find("clCreateProgramWithSource", &CreateProgramWithSource);
+  library.Find("clCreateProgramWithBinary", &CreateProgramWithBinary);
+  library.Find("clGetProgramInfo", &GetProgramInfo);
   library.Find("clBuildProgram", &BuildProgram);
   library.Find("clGetProgramBuildInfo", &GetProgramBuildInfo);
   library.Find("clCreateKernel", &CreateKernel);
@@ -40,6 +43,7 @@ Functions::Functions()
 
 namespace {
 
+constexpr char kBuildOptions[] = "-cl-std=CL1.2";
 constexpr char kOtherProcessor[] = "deploy with --compute cpu";
 
 [[noreturn]] void Fail(const std::string& what, cl_int code) {
@@ -239,13 +243,58 @@ class OpenClModel final : public Gpu, public std::enable_shared_from_this<OpenCl
     std::ifstream file(path, std::ios::binary);
     const std::string text{std::istreambuf_iterator<char>(file), {}};
     if (!file.good() && text.empty()) throw BundleError("cannot read " + path.string());
+    const KernelCache cache(name() + '\n' + DeviceText(functions, device_, kDeviceVersion) + '\n' +
+                            DeviceText(functions, device_, kDriverVersion) + '\n' + kBuildOptions +
+                            '\n' + text);
+    if (BuildKept(cache.Load())) return;
+    BuildText(text);
+    cache.Store(Built());
+  }
+
+  /// Whether the driver takes a program that it had compiled before.
+  bool BuildKept(const std::string& kept) {
+    if (kept.empty()) return false;
+    const auto* data = reinterpret_cast<const unsigned char*>(kept.data());
+    const std::size_t size = kept.size();
+    cl_int status = kSuccess;
+    cl_int code = kSuccess;
+    Owned<cl_program> program = {functions.CreateProgramWithBinary(context_.get(), 1, &device_,
+                                                                   &size, &data, &status, &code),
+                                 functions.ReleaseProgram};
+    if (code != kSuccess || status != kSuccess ||
+        functions.BuildProgram(program.get(), 1, &device_, kBuildOptions, nullptr, nullptr) !=
+            kSuccess) {
+      return false;
+    }
+    program_ = std::move(program);
+    return true;
+  }
+
+  /// The program as the driver has compiled it; nothing if it does not say.
+  [[nodiscard]] std::string Built() const {
+    std::size_t size = 0;
+    if (functions.GetProgramInfo(program_.get(), kProgramBinarySizes, sizeof(size), &size,
+                                 nullptr) != kSuccess) {
+      return "";
+    }
+    std::string built(std::min<std::size_t>(size, std::size_t{64} << 20U), '\0');
+    char* start = built.data();
+    if (built.size() != size ||
+        functions.GetProgramInfo(program_.get(), kProgramBinaries, sizeof(start), &start,
+                                 nullptr) != kSuccess) {
+      return "";
+    }
+    return built;
+  }
+
+  void BuildText(const std::string& text) {
     const char* start = text.data();
     const std::size_t size = text.size();
     cl_int code = kSuccess;
     program_ = {functions.CreateProgramWithSource(context_.get(), 1, &start, &size, &code),
                 functions.ReleaseProgram};
     Check("clCreateProgramWithSource", code);
-    code = functions.BuildProgram(program_.get(), 1, &device_, "-cl-std=CL1.2", nullptr, nullptr);
+    code = functions.BuildProgram(program_.get(), 1, &device_, kBuildOptions, nullptr, nullptr);
     if (code == kSuccess) return;
     std::string log(4096, '\0');
     std::size_t used = 0;

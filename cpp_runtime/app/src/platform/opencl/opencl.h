@@ -34,9 +34,12 @@ constexpr cl_uint kDeviceGlobalMemSize = 0x101F;
 constexpr cl_uint kDeviceLocalMemSize = 0x1023;
 constexpr cl_uint kDeviceName = 0x102B;
 constexpr cl_uint kDriverVersion = 0x102D;
+constexpr cl_uint kDeviceVersion = 0x102F;
 constexpr cl_bitfield kDeviceTypeGpu = 1U << 2U;
 constexpr cl_bitfield kMemReadWrite = 1;
 constexpr cl_bitfield kMemReadOnly = 1U << 2U;
+constexpr cl_uint kProgramBinarySizes = 0x1165;
+constexpr cl_uint kProgramBinaries = 0x1166;
 constexpr cl_uint kProgramBuildLog = 0x1183;
 
 struct Functions {
@@ -52,6 +55,10 @@ struct Functions {
   cl_mem (*CreateBuffer)(cl_context, cl_bitfield, std::size_t, void*, cl_int*) = nullptr;
   cl_program (*CreateProgramWithSource)(cl_context, cl_uint, const char**, const std::size_t*,
                                         cl_int*) = nullptr;
+  cl_program (*CreateProgramWithBinary)(cl_context, cl_uint, const cl_device_id*,
+                                        const std::size_t*, const unsigned char**, cl_int*,
+                                        cl_int*) = nullptr;
+  cl_int (*GetProgramInfo)(cl_program, cl_uint, std::size_t, void*, std::size_t*) = nullptr;
   cl_int (*BuildProgram)(cl_program, cl_uint, const cl_device_id*, const char*, void*,
                          void*) = nullptr;
   cl_int (*GetProgramBuildInfo)(cl_program, cl_device_id, cl_uint, std::size_t, void*,
