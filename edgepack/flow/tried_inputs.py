@@ -36,6 +36,7 @@ _WINDOWS = (512, 256, 1024, 128, 64, 32, 16)
 _MOST_AXES = 2
 _RATE = 16000.0
 _TONE_HZ = 220.0
+_LARGE = 0.01
 _LEAST_SOUND = 400  # values
 _MOST_ROWS = 16
 
@@ -138,17 +139,19 @@ def _with_sizes(
 
 
 def find_telling_inputs(model: LoadedModel) -> tuple[str, dict[str, Array]] | None:
-    """What is told by the first generated inputs that tell something, and these by name, where
-    random ones tell nothing (`check_golden`); None if random ones do, or none does.
+    """What the first generated inputs are that tell something, and these by name, where random ones
+    tell nothing (`check_golden`); None if random ones do, or none does.
 
-    States are left out: they begin as on the device.
+    Outputs that are all but 0 tell less than others: their errors are large beside them. States are
+    left out: they begin as on the device.
     """
     if has_endless_loop(model.proto):
         return None
     random = golden_inputs(model)
     names = {info.name for info in model.given}
+    found: tuple[str, dict[str, Array]] | None = None
     try:
-        if _tells(model, random):
+        if _size_told(model, random) is not None:
             return None
         for what, values in _generated(model):
             inputs = [
@@ -157,22 +160,32 @@ def find_telling_inputs(model: LoadedModel) -> tuple[str, dict[str, Array]] | No
                 else values.get(info.name, one)
                 for info, one in zip(model.inputs, random, strict=True)
             ]
-            if _tells(model, inputs):
+            size = _size_told(model, inputs)
+            if size is not None and (found is None or size >= _LARGE):
                 made = zip(model.inputs, inputs, strict=True)
-                return what, {info.name: one for info, one in made if info.name in names}
+                found = what, {info.name: one for info, one in made if info.name in names}
+            if size is not None and size >= _LARGE:
+                return found
     except EdgepackError:
-        return None  # `edgepack check` says what is wrong
-    return None
+        return found  # `edgepack check` says what is wrong
+    return found
 
 
-def _tells(model: LoadedModel, inputs: Sequence[Array]) -> bool:
+def _size_told(model: LoadedModel, inputs: Sequence[Array]) -> float | None:
+    """The largest number in the outputs; None if these tell nothing."""
     others = [[np.zeros_like(one) for one in inputs], golden_inputs(model, seed=1)]
     outputs, *rest = model_outputs(model.path, model.proto, [inputs, *others])
+    kept = model.states.values()
     try:
-        check_golden(model, outputs, rest, given="", kept=model.states.values())
+        check_golden(model, outputs, rest, given="", kept=kept)
     except SenselessGoldenError:
-        return False
-    return True
+        return None
+    told = [
+        output
+        for info, output in zip(model.outputs, outputs, strict=True)
+        if info.name not in kept and output.size and output.dtype.kind in "fiu"
+    ]
+    return max((float(np.nanmax(np.abs(output.astype(float)))) for output in told), default=1.0)
 
 
 def _generated(model: LoadedModel) -> Iterator[tuple[str, dict[str, Array]]]:

@@ -77,6 +77,15 @@ def test_data_that_the_model_knows(tmp_path: Path) -> None:
     assert any((x == row).all() for row in known)
 
 
+def test_outputs_that_are_all_but_nothing_are_a_last_resort(tmp_path: Path) -> None:
+    """Of values up to 1 a sigmoid of x - 20 is 5e-9 at most; it is 1 for large ones."""
+    b = Builder()
+    root = b.op("Sqrt", b.op("ReduceMin", "x", keepdims=1))
+    b.op("Mul", b.op("Sigmoid", b.op("Sub", "x", b.const(np.float32(20)))), root, outputs=["y"])
+    _, x = made(tmp_path, b, [1, 3, 2])
+    assert (np.sqrt(x.min()) / (1 + np.exp(20 - x))).max() > 0.01
+
+
 def test_random_inputs_that_tell_need_no_file(tmp_path: Path) -> None:
     b = Builder()
     b.op("Relu", "x", outputs=["y"])
