@@ -548,6 +548,7 @@ def _of_projects() -> dict[str, Any]:
                 "labels": _or_null(_TEXT),
                 "schema": _TEXT,
                 "lists": _TEXTS,
+                "tensors": _TEXTS,
                 "keys": _list(_object(line)),
                 "open": _TEXTS,
                 "next": _TEXTS,

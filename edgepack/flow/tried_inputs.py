@@ -225,7 +225,8 @@ def _tone(count: int) -> Array:
 
 
 def _peaks(count: int) -> Array:
-    return (np.arange(count) % _PEAKS_APART == 0).astype(float)
+    peaks: Array = (np.arange(count) % _PEAKS_APART == 0).astype(float)
+    return peaks
 
 
 def _scaled(info: TensorInfo, values: Array) -> Array:
