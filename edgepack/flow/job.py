@@ -136,7 +136,7 @@ def make_job(project: Project) -> Job:
     check_classes(project, model)
     postprocess = bound_postprocess(project, model, labels)
     stages = open_stages(project, model, postprocess, labels)
-    _check_track(project, postprocess)
+    _check_track(project, postprocess, stages)
     prove_sinks(
         project.sinks,
         project.service,
@@ -161,8 +161,11 @@ def make_job(project: Project) -> Job:
     )
 
 
-def _check_track(project: Project, postprocess: PostprocessSpec | None) -> None:
-    """Raise ConfigError for a service that is to track boxes, of which there are none."""
+def _check_track(
+    project: Project, postprocess: PostprocessSpec | None, stages: Sequence[OpenStage]
+) -> None:
+    """Raise ConfigError for a service that is to track boxes, of which there are none, and for one
+    that does not, where a stage has states."""
     words = [word.partition("=")[0] for word in project.service.args] if project.service else []
     if "--track" in words and not gives_boxes(postprocess):
         raise ConfigError(
@@ -170,6 +173,14 @@ def _check_track(project: Project, postprocess: PostprocessSpec | None) -> None:
             "none",
             hint=f"kinds that give boxes: {', '.join(BOX_KINDS)} (docs/guides/detectors.md)",
         )
+    for opened in stages:
+        if opened.model.states and project.service and "--track" not in words:
+            raise ConfigError(
+                f"[service] args: stage '{opened.stage.name}' keeps states of each track, and "
+                "boxes are not tracked",
+                hint='add "--track", "15": frames in a row that something may be missed in; for '
+                "--images, --frames and --camera",
+            )
 
 
 def _check_stage_board(project: Project, board: Board) -> None:

@@ -75,6 +75,11 @@ def quantize_project(
         photos = read_photos(preprocess, images, judge)
     else:
         opened, before, look = _open_first(project, model, preprocess, stage)
+        if opened.model.states:
+            raise ConfigError(
+                f"{opened.stage.where}: {opened.model.path} has states, which photos do not give",
+                hint="quantise it where it is made, on sequences; the others one by one: --stage",
+            )
         progress.step("cutting out of the photos what the stage would be given")
         photos = _read_crops(opened, before, look, images, judge)
         project, model = project_of(project, opened, Path()), opened.model

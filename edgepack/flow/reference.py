@@ -353,7 +353,7 @@ def golden_inputs(
         inputs = [
             given[info.name]
             if info.name in given
-            else _start(model, info.name, value)
+            else start_of(model, info)
             if info.name in model.states
             else value
             for info, value in zip(model.inputs, inputs, strict=True)
@@ -377,9 +377,10 @@ def golden_inputs(
     return inputs
 
 
-def _start(model: LoadedModel, name: str, like: Array) -> Array:
+def start_of(model: LoadedModel, state: TensorInfo) -> Array:
     """What a state begins with."""
-    start: Array = model.starts.get(name, np.zeros_like(like))
+    shape = tuple(size for size in state.shape if isinstance(size, int))
+    start: Array = model.starts.get(state.name, np.zeros(shape, state.dtype))
     return start
 
 

@@ -10,6 +10,7 @@ padding = 0.1            of a box's width and height, on each side; by default 0
 align = "corners"        straightened by a box's four corners, or "face"; by default "box": upright
 tall = 1.5               of corners: turned a quarter if it is so many times as high as wide
 turned_by = { stage = "direction", class = "180", score = 0.9 }   upside down, if that says so
+states = { hidden = "hidden_next" }   what its model keeps of a track from frame to frame
 [stage.preprocess]       from the crop to the model's input, as of a photo
 [stage.postprocess]      by default the best classes
 """
@@ -71,6 +72,7 @@ class Stage:
     tolerance: float
     precision: str
     shapes: Mapping[str, tuple[int, ...]]
+    states: Mapping[str, str]
     preprocess: PreprocessSpec
     postprocess: PostprocessSpec | None
 
@@ -150,6 +152,7 @@ def _take_stage(table: Table) -> Stage:
         tolerance=tolerance,
         precision=table.take_choice("precision", PRECISIONS, "float32"),
         shapes=_take_shapes(table),
+        states=_take_states(table),
         preprocess=_take_preprocess(table),
         postprocess=_take_postprocess(table),
     )
@@ -187,6 +190,12 @@ def _take_shapes(table: Table) -> dict[str, tuple[int, ...]]:
         if any(size < 1 for size in shape):
             raise own.fail(name, f"{list(shape)} holds a size below 1")
     return shapes
+
+
+def _take_states(table: Table) -> dict[str, str]:
+    names: dict[str, Any] = table.take("states", dict, {})
+    own = Table(names, file=table.file, path=table.name("states"))
+    return {name: own.take(name, str) for name in names}
 
 
 def _take_preprocess(table: Table) -> PreprocessSpec:

@@ -20,9 +20,10 @@ from edgepack.base.errors import ConfigError, ImageError, UsageError, perhaps
 from edgepack.bundle.sinks import SinkTables
 from edgepack.flow.gallery_check import check_gallery, maker_of
 from edgepack.flow.project import Project, read_labels
-from edgepack.flow.reference import Array, Reference
+from edgepack.flow.reference import Array, Reference, start_of
 from edgepack.flow.stage_tables import Stage
 from edgepack.model import LoadedModel, ModelSpec, batch_of, check_model, read_model
+from edgepack.model.errors import StateError
 from edgepack.model.meanings import as_meant
 from edgepack.postprocess.base import PostprocessSpec
 from edgepack.postprocess.classes import Classes
@@ -142,20 +143,19 @@ _POINTS = {"box": 0, "corners": 4, "face": len(FACE_POINTS)}
 def _open_stage(
     stage: Stage, labels: Sequence[str] | None, before: Sequence[OpenStage]
 ) -> OpenStage:
-    model = read_model(ModelSpec(path=stage.model, shapes=stage.shapes, constants={}, states={}))
-    check_model(model)
-    if model.states:
-        raise ConfigError(
-            f"{stage.where}.model: {stage.model} has states ({', '.join(model.states)}), and stage "
-            f"'{stage.name}' keeps nothing from one box to the next",
-            hint="take a model without states, or run it in a program of your own, a session for "
-            "each track (docs/guides/embedding.md)",
+    try:
+        model = read_model(
+            ModelSpec(path=stage.model, shapes=stage.shapes, constants={}, states=stage.states)
         )
+    except StateError as error:
+        raise ConfigError(f"{stage.where}.states: {error.message}", hint=error.hint) from None
+    check_model(model)
     if len(model.given) != 1:
-        names = ", ".join(info.name for info in model.inputs)
+        names = ", ".join(info.name for info in model.given)
         raise ConfigError(
-            f"{stage.where}.model: {stage.model} has {len(model.inputs)} inputs: {names}",
-            hint="a stage is given one image, and its inputs cannot be states",
+            f"{stage.where}.model: {stage.model} has {len(model.given)} inputs: {names}",
+            hint="a stage is given one image; inputs that keep an output of the frame before are "
+            f"named in its `states`: edgepack inspect {stage.model.name} proposes them",
         )
     if batch_of(model.inputs) != 1:
         raise ConfigError(
@@ -316,7 +316,7 @@ def project_of(project: Project, opened: OpenStage, golden: Path) -> Project:
         bounded=(),
         shapes=stage.shapes,
         constants={},
-        states={},
+        states=stage.states,
         preprocess=stage.preprocess,
         # Its gallery was checked with how crops are cut, which one model does not know.
         postprocess=dataclasses.replace(opened.postprocess, made_by="")
@@ -447,7 +447,13 @@ class StageReferences:
 def _look(opened: OpenStage, reference: Reference, photo: Pixels, box: Box) -> Results:
     crop = cut_out(opened, photo, box)
     tensor = opened.preprocess.tensor(opened.preprocess.resized(crop.pixels))
-    outputs = reference.run([tensor])
+    # Of a photo by itself: states are what they begin with.
+    outputs = reference.run(
+        [
+            start_of(opened.model, info) if info.name in opened.model.states else tensor
+            for info in opened.model.inputs
+        ]
+    )
     by_name = dict(zip((info.name for info in opened.model.outputs), outputs, strict=True))
     tensors = [by_name[name] for name in opened.postprocess.outputs]
     geometry = opened.preprocess.geometry(*crop.pixels.shape[:2])

@@ -21,6 +21,7 @@ from edgepack.base.errors import ConfigError
 from edgepack.base.process import run
 from edgepack.boards import get_board
 from edgepack.bundle.manifest import APP
+from edgepack.flow.check import check_project
 from edgepack.flow.job import make_job, package_job
 from edgepack.flow.project import load_project
 from edgepack.native.sdk import build_sdk, write_sdk
@@ -302,6 +303,70 @@ def test_the_library_gives_the_numbers_of_the_app(app: list[str], tmp_path: Path
     assert [
         [(box["index"], box["track"]) for box in json.loads(line)["boxes"]] for line in found
     ] == wanted
+
+
+AGED = """
+[[stage]]
+name = "age"
+model = "age.onnx"
+most = 5
+states = { before = "now" }
+[stage.preprocess]
+resize = { mode = "exact", height = 8, width = 8 }
+[stage.postprocess]
+kind = "tensors"
+outputs = ["now"]
+"""
+
+
+@pytest.mark.parametrize("board", ["local", "rasp3b"])
+def test_each_track_has_its_own_states(board: str, tmp_path: Path) -> None:
+    """A model that counts how often it was run: of each thing the frames that it was in so far."""
+    _save_model(tmp_path / "boxes.onnx")
+    b = Builder()
+    one = b.op("Add", b.op("Mul", b.op("ReduceMean", "x"), b.const(0, "f4")), b.const(1, "f4"))
+    b.op("Add", "before", b.op("Reshape", one, b.const([1, 1])), outputs=["now"])
+    b.save(tmp_path / "age.onnx", {"x": [1, 3, 8, 8], "before": [1, 1]}, {"now": [1, 1]})
+    frames = []
+    for number in range(24):
+        there = [one for one in THINGS if number in one.frames]
+        frames.append(_frame([(one.box(number), one.index) for one in there]))
+    image = np.frombuffer(frames[0], np.uint8).reshape(SIDE, SIDE, 3)
+    cv2.imwrite(str(tmp_path / "photo.png"), image[:, :, ::-1])
+    file = tmp_path / "edgepack.toml"
+    text = PROJECT.format(board=board).replace("board =", 'golden_image = "photo.png"\nboard =')
+    file.write_text(text + AGED)
+    job = make_job(load_project(file))
+    bundle = package_job(job, tmp_path / "dist")
+    start = [] if board == "local" else [
+        require_tool("qemu-arm-static"), *("-L", f"/usr/{job.board.triple}")]  # fmt: skip
+    app = [*start, str(bundle.file(APP)), "--bundle", str(bundle.path)]
+
+    def ages(*words: str) -> list[list[float]]:
+        size = ("--frames", "rgb24", "--size", f"{SIDE}x{SIDE}")
+        done = subprocess.run(
+            [*app, *size, "--json", *words], input=b"".join(frames), capture_output=True, check=True
+        )
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        return [
+            [box["answers"]["age"]["tensors"][0]["values"][0] for box in line["boxes"]]
+            for line in lines
+            if "boxes" in line
+        ]
+
+    seen = [0] * len(THINGS)
+    wanted: list[list[float]] = []
+    for number in range(24):
+        there = [at for at, one in enumerate(THINGS) if number in one.frames]
+        if number == 20:
+            seen[4] = 0  # away for longer than may be: another one
+        for at in there:
+            seen[at] += 1
+        wanted.append([seen[at] for at in there])
+    assert ages("--track", "8") == wanted
+    # Without tracks each box is the first one.
+    assert ages() == [[1] * len(then) for then in wanted]
+    check_project(job.project)
 
 
 def test_what_cannot_be_tracked(app: list[str]) -> None:

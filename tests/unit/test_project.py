@@ -103,6 +103,8 @@ tolerance = 0.01
 precision = "float16"
 [stage.shapes]
 x = [1, 3, 8, 8]
+[stage.states]
+hidden = "next"
 [stage.preprocess]
 resize = { mode = "exact", height = 8, width = 8 }
 [stage.postprocess]
@@ -177,6 +179,7 @@ def test_every_key(folder: Path) -> None:
             tolerance=0.01,
             precision="float16",
             shapes={"x": (1, 3, 8, 8)},
+            states={"hidden": "next"},
             preprocess=exact,
             postprocess=Classes(top=2),
         ),
@@ -195,6 +198,7 @@ def test_every_key(folder: Path) -> None:
             tolerance=1e-4,
             precision="float32",
             shapes={},
+            states={},
             preprocess=exact,
             postprocess=None,
         ),

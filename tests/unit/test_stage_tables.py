@@ -63,8 +63,6 @@ def folder(tmp_path: Path) -> Path:
     _model(tmp_path / "kinds.onnx", {"x": [1, 3, 8, 8]}, {"scores": [[0.0, 2.0, 1.0]]})
     _model(tmp_path / "pairs.onnx", {"x": [2, 3, 8, 8]}, {"scores": [[0.0, 1.0]] * 2})
     _model(tmp_path / "two.onnx", {"x": [1, 3, 8, 8], "y": [1]}, {"scores": [[0.0, 1.0]]})
-    states = {"x": [1, 3, 8, 8], "past_a": [1]}
-    _model(tmp_path / "past.onnx", states, {"scores": [[0.0, 1.0]], "present_a": [0.5]})
     (tmp_path / "things.txt").write_text("cat\ndog\n")
     (tmp_path / "breeds.txt").write_text("a\nb\nc\n")
     noise = np.random.RandomState(0).randint(0, 256, (SIDE, SIDE, 3), np.uint8)
@@ -182,7 +180,7 @@ def test_too_many_stages_and_two_of_one_name_are_refused(folder: Path) -> None:
         ({"postprocess": {"kind": "segmentation"}},
          "stage[0].postprocess: masks are those of a whole photo", "classes, boxes"),
         ({"model": "two.onnx"}, "has 2 inputs: x, y", "one image"),
-        ({"model": "past.onnx"}, "has states (past_a), and stage 'breed' keeps nothing", "session"),
+        ({"model": "two.onnx", "states": {"y": "none"}}, "stage[0].states", "known: scores"),
         ({"preprocess": {"resize": {"mode": "exact", "height": 9, "width": 8}}},
          "stage[0]: preprocessing makes", "resize"),
         ({"align": "face"}, "stage[0].align: 'face' is by 5 points of a box, and the boxes of the "
@@ -201,6 +199,30 @@ def test_a_stage_that_could_not_work_is_found_by_check(
     assert str(file) in error.value.message
     assert words in error.value.message
     assert hint in (error.value.hint or "")
+
+
+def test_states_of_a_stage_are_of_tracks(folder: Path) -> None:
+    """A service that follows no boxes would have nothing to keep them for."""
+    outputs = {"scores": [[0.0, 2.0, 1.0]], "next": [0.5]}
+    _model(folder / "two.onnx", {"x": [1, 3, 8, 8], "y": [1]}, outputs)
+    stage = _stage(
+        model="two.onnx",
+        states={"y": "next"},
+        postprocess={"kind": "classes", "outputs": ["scores"]},
+    )
+    file = _project(folder, stage)
+    (seen,) = check_project(load_project(file)).seen
+    assert seen.results is not None
+    assert [box.answers["breed"].top[0].index for box in seen.results.boxes or ()] == [1, 1, 1]
+    text = file.read_text()
+    words = '"--camera", "/dev/video0"'
+    file.write_text(f"{text}\n[service]\nargs = [{words}]\n")
+    with pytest.raises(ConfigError, match="stage 'breed' keeps states of each track") as error:
+        make_job(load_project(file))
+    assert "--track" in (error.value.hint or "")
+    file.write_text(f'{text}\n[service]\nargs = [{words}, "--track", "15"]\n')
+    (opened,) = make_job(load_project(file)).stages
+    assert opened.model.states == {"y": "next"}
 
 
 def test_a_first_model_without_boxes_of_one_photo_has_no_stages(folder: Path) -> None:

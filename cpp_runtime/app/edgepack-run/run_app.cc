@@ -805,6 +805,7 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
   Report report;
   std::optional<Tracker> tracker;
   if (options.track) tracker.emplace(*options.track);
+  if (stages != nullptr && tracker) stages->Follow(&*tracker);
   const auto line_of = [&](const LiveFrame& frame, std::string* line) -> const Found& {
     report.image = frame.path;
     if (!frame.path) report.frame = frame.number;

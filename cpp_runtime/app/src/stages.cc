@@ -131,9 +131,10 @@ Stages::Stage::Stage(BundleFolder folder, StageSpec looks_at, Model shared)
       preprocessor(LoadPreprocessSpec(bundle.preprocess())),
       postprocessor(LoadPostprocessor(bundle.postprocess())),
       model(std::move(shared)) {
-  const std::vector<TensorInfo>& inputs = model.inputs();
-  if (inputs.size() != 1 || inputs.front().name != preprocessor.spec().input ||
-      inputs.front().shape.empty() || inputs.front().shape.front() != 1) {
+  const std::vector<std::size_t> given = InputsBesides(model.states(), model.inputs().size());
+  const TensorInfo* const image = given.size() == 1 ? &model.inputs()[given.front()] : nullptr;
+  if (image == nullptr || image->name != preprocessor.spec().input || image->shape.empty() ||
+      image->shape.front() != 1) {
     throw BundleError(bundle.path.string() + ": the stage's model does not take one image");
   }
 }
@@ -161,9 +162,10 @@ Session Stages::Begin(Model first, ThreadPool* pool) {
   const std::shared_ptr<const MemoryMap> arena = MakeArena(bytes);
   for (const auto& stage : stages_) {
     stage->session.emplace(stage->model, pool, arena);
-    stage->input = stage->session->inputs().front();
+    const std::vector<TensorView>& inputs = stage->session->inputs();
+    stage->input = inputs[InputsBesides(stage->model.states(), inputs.size()).front()];
   }
-  // What a state holds stays until the next inference.
+  // What a state holds stays until the next inference; those of stages are brought to each box.
   const bool shares = first.states().empty();
   return Session(std::move(first), pool, shares ? arena : nullptr);
 }
@@ -193,6 +195,42 @@ void Stages::Choose(const StageSpec& spec, const Found& found, Found::Stage* sta
   stage->count = count;
 }
 
+void Stages::BringStates(std::int64_t track, Stage* stage) {
+  const std::vector<ModelState>& states = stage->model.states();
+  if (states.empty()) return;
+  const auto known = std::find_if(stage->kept.begin(), stage->kept.end(), [=](const auto& kept) {
+    return track != 0 && kept.track == track;
+  });
+  if (known == stage->kept.end()) {
+    stage->session->Reset();
+    return;
+  }
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    const TensorView& state = stage->session->inputs()[states[i].input];
+    std::copy(known->states[i].begin(), known->states[i].end(), static_cast<char*>(state.data));
+  }
+}
+
+void Stages::KeepStates(std::int64_t track, Stage* stage) const {
+  const std::vector<ModelState>& states = stage->model.states();
+  if (states.empty() || track == 0 || tracker_ == nullptr) return;
+  std::vector<TrackStates>& all = stage->kept;
+  auto kept = std::find_if(all.begin(), all.end(),
+                           [=](const TrackStates& one) { return one.track == track; });
+  if (kept == all.end()) {  // in the memory of one that ended
+    kept = std::find_if(all.begin(), all.end(),
+                        [&](const TrackStates& one) { return !tracker_->Follows(one.track); });
+  }
+  if (kept == all.end()) kept = all.insert(kept, TrackStates());
+  kept->track = track;
+  kept->states.resize(states.size());
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    const TensorView& state = stage->session->inputs()[states[i].input];
+    const char* const data = static_cast<const char*>(state.data);
+    kept->states[i].assign(data, data + state.info->bytes);
+  }
+}
+
 void Stages::LookAt(const cv::Mat& photo, const std::optional<std::filesystem::path>& crops,
                     const Found& all, Stage* stage, Found::Answer* answer, Found::Stage* seen) {
   answer->error.clear();
@@ -204,12 +242,15 @@ void Stages::LookAt(const cv::Mat& photo, const std::optional<std::filesystem::p
       const TensorView& input = stage->input;
       WriteNpy(*crops / name, input.info->dtype, input.info->shape, input.data);
     }
+    const std::int64_t track = (*all.boxes)[answer->box].track;
+    BringStates(track, stage);
     const Clock::time_point start = Clock::now();
     stage->session->Run();
     seen->run_ms += std::chrono::duration<double, std::milli>(Clock::now() - start).count();
     stage->finder->Find(stage->session->outputs(),
                         stage->preprocessor.GeometryOf(crop.pixels.rows, crop.pixels.cols),
                         &answer->found);
+    KeepStates(track, stage);
     Move(crop, &answer->found);
   } catch (const Error& error) {
     if (error.exit_code == kExitBundle || error.kind == "usage") throw;

@@ -17,6 +17,7 @@
 #include "found.h"
 #include "platform/opencv/preprocess_buffers.h"
 #include "stage_spec.h"
+#include "tracker.h"
 #include "warp.h"
 
 namespace edgepack {
@@ -32,6 +33,12 @@ struct Straightened {
 /// arena with the first model; those whose files are the same ones are one model.
 class Stages {
  public:
+  /// What the states of a stage's model were after the last box of a track.
+  struct TrackStates {
+    std::int64_t track = 0;
+    std::vector<std::vector<char>> states;
+  };
+
   struct Stage {
     Stage(BundleFolder folder, StageSpec looks_at, Model shared);
 
@@ -45,6 +52,7 @@ class Stages {
     TensorView input;
     PreprocessBuffers buffers;
     std::optional<Finder> finder;
+    std::vector<TrackStates> kept;  ///< of tracks, at most as many as a tracker follows
   };
 
   /// Those of a bundle; null if it has none. Throws BundleError.
@@ -56,6 +64,10 @@ class Stages {
 
   [[nodiscard]] const std::vector<std::unique_ptr<Stage>>& all() const { return stages_; }
 
+  /// Has models with states keep them for each track of `tracker`, which outlives them. Without
+  /// one, and for a box without a track, they are at each box what they are before the first run.
+  void Follow(const Tracker* tracker) { tracker_ = tracker; }
+
   /// Has stages look at boxes of `found`, at each box one after the other. The outputs that it
   /// comes from were read before: the memory is shared. `photo` is all pixels of the picture
   /// (CV_8UC3). Of a crop that a stage does not take the answer is the error. The tensors of crops
@@ -65,12 +77,15 @@ class Stages {
 
  private:
   explicit Stages(std::vector<std::unique_ptr<Stage>> stages) : stages_(std::move(stages)) {}
+  static void BringStates(std::int64_t track, Stage* stage);
+  void KeepStates(std::int64_t track, Stage* stage) const;
   void Choose(const StageSpec& spec, const Found& found, Found::Stage* stage);
   /// Has a stage look at the box of an answer.
   void LookAt(const cv::Mat& photo, const std::optional<std::filesystem::path>& crops,
               const Found& all, Stage* stage, Found::Answer* answer, Found::Stage* seen);
 
   std::vector<std::unique_ptr<Stage>> stages_;
+  const Tracker* tracker_ = nullptr;
   std::vector<std::size_t> chosen_;
   std::vector<std::size_t> next_;  ///< of each stage, the answer that is to be found next
   Straightened straightened_;

@@ -88,4 +88,9 @@ void Tracker::See(std::int64_t opening, std::vector<Found::LabelledBox>* boxes) 
   }
 }
 
+bool Tracker::Follows(std::int64_t number) const {
+  return std::any_of(tracks_.begin(), tracks_.end(),
+                     [=](const Track& track) { return track.number == number; });
+}
+
 }  // namespace edgepack

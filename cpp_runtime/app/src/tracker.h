@@ -23,6 +23,9 @@ class Tracker {
   /// box that is too many gets none. Frames of another `opening` of the source continue no track.
   void See(std::int64_t opening, std::vector<Found::LabelledBox>* boxes);
 
+  /// Whether a later frame may give this number again.
+  [[nodiscard]] bool Follows(std::int64_t number) const;
+
   static constexpr std::size_t kMostTracks = 100;
   static constexpr int kMostMissed = 10000;
 

@@ -600,6 +600,7 @@ edgepack_status edgepack_session_track(edgepack_session* session, int32_t most_m
       held->tracker->SetMostMissed(most_missed);
     } else {
       held->tracker.emplace(most_missed);
+      if (held->stages != nullptr) held->stages->Follow(&*held->tracker);
     }
   });
 }

@@ -24,8 +24,8 @@ std::shared_ptr<const MemoryMap> MakeArena(std::size_t bytes);
 class Session {
  public:
   /// `pool` runs the kernels' parallel loops and outlives the session. Throws BundleError if there
-  /// is no memory. An `arena` is that of sessions of models without states: what one has read is
-  /// gone once another runs, and they do not run at the same time.
+  /// is no memory. An `arena` is that of several sessions, which do not run at the same time: what
+  /// one has read, and its states, are gone once another runs.
   explicit Session(Model model, ThreadPool* pool = &ThreadPool::Global(),
                    std::shared_ptr<const MemoryMap> arena = nullptr);
   ~Session();
