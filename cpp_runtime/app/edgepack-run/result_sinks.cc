@@ -57,11 +57,14 @@ ResultSinks::ResultSinks(const std::filesystem::path& bundle, std::ostream& err)
 }
 
 ResultSinks::~ResultSinks() {
-  socket_.Close();
+  // It hears that there is no more, and may still ask for pictures of what it has read.
+  if (socket_) shutdown(socket_.get(), SHUT_WR);
   for (int i = 0; i < kEndTries && child_ > 0; ++i) {
+    Listen();
     Reap();
     if (child_ > 0) usleep(kEndPause);
   }
+  Listen();
   if (child_ > 0) kill(child_, SIGKILL);
   if (memory_ != nullptr) munmap(const_cast<char*>(memory_), kSharedBytes);
 }
