@@ -273,7 +273,7 @@ def pictures(rig: Rig) -> Iterator[None]:
         os.close(memory)
 
 
-@pytest.mark.parametrize("step", [ACTIVATION, "trial.end"])
+@pytest.mark.parametrize("step", [ACTIVATION, "current.rename", "trial.end"])
 def test_a_trial_that_dies_as_it_activates(
     step: str, seeing: tuple[Bundle, Bundle], home: Path, tool: Path
 ) -> None:

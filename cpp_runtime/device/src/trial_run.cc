@@ -337,7 +337,7 @@ class TrialRunner {
   void Run() {
     if (trial_.phase == "activating") {
       Settle();
-      return;
+      if (trial_.IsOver()) return;
     }
     Door door(folder_);
     if (!trial_.latency_ratio) MeasureLatency();
