@@ -332,7 +332,9 @@ class TrialRunner {
         folder_(site.root.MakeSub(kTrial)),
         begun_(Monotonic()),
         begun_at_s_(trial_.elapsed_s),
-        memory_mb_(MemoryOf(site, trial_.release)) {}
+        manifest_(site.releases.Load(trial_.release).manifest) {
+    if (manifest_.service) memory_mb_ = manifest_.service->memory_mb;
+  }
 
   void Run() {
     if (trial_.phase == "activating") {
@@ -352,11 +354,6 @@ class TrialRunner {
   }
 
  private:
-  static std::optional<std::uint64_t> MemoryOf(const Site& site, const std::string& release) {
-    const Manifest manifest = site.releases.Load(release).manifest;
-    return manifest.service ? manifest.service->memory_mb : std::nullopt;
-  }
-
   [[nodiscard]] std::string ProgramOf(const std::string& release) const {
     return site_.releases.PathOf(release) + "/" + kApp;
   }
@@ -427,7 +424,8 @@ class TrialRunner {
                          std::to_string(*memory_mb_) + " are allowed");
       return;
     }
-    const std::optional<Compared> compared = CompareAnswers(handed.answer, *answer);
+    const std::optional<Compared> compared =
+        CompareAnswers(handed.answer, *answer, manifest_.tolerance);
     if (!compared) {
       ++trial_.incomparable;
       return;
@@ -533,6 +531,7 @@ class TrialRunner {
   double begun_at_s_;
   double checked_ = 0;
   double saved_ = 0;
+  Manifest manifest_;
   std::optional<std::uint64_t> memory_mb_;
   std::unique_ptr<Candidate> candidate_;
 };

@@ -24,8 +24,10 @@ namespace {
 std::string Top(const std::string& classes) { return R"({"run_ms":1,"top":[)" + classes + "]}\n"; }
 std::string Boxes(const std::string& boxes) { return R"({"boxes":[)" + boxes + "]}\n"; }
 
+constexpr double kTolerance = 0.01;
+
 double AgreementOf(const std::string& current, const std::string& candidate) {
-  const std::optional<Compared> compared = CompareAnswers(current, candidate);
+  const std::optional<Compared> compared = CompareAnswers(current, candidate, kTolerance);
   REQUIRE(compared);
   return compared->agreement;
 }
@@ -43,7 +45,8 @@ TEST_CASE("classes agree by name, or by number where there is none") {
 
   // What the current release sees first comes second.
   const std::optional<Compared> second = CompareAnswers(
-      dog, Top(R"({"index":0,"label":"cat","score":0.7},{"index":1,"label":"dog","score":0.25})"));
+      dog, Top(R"({"index":0,"label":"cat","score":0.7},{"index":1,"label":"dog","score":0.25})"),
+      kTolerance);
   REQUIRE(second);
   CHECK(second->agreement == 0);
   CHECK(second->difference == doctest::Approx(0.65));
@@ -68,20 +71,121 @@ TEST_CASE("boxes agree by class and by half of their area") {
                     one) == doctest::Approx(2.0 / 3));
   // The closest counts, not the first.
   const std::optional<Compared> close =
-      CompareAnswers(one, Boxes(R"({"index":0,"score":0.3,"box":[0,0,10,6]},)"
-                                R"({"index":0,"score":0.7,"box":[0,0,10,10]})"));
+      CompareAnswers(one,
+                     Boxes(R"({"index":0,"score":0.3,"box":[0,0,10,6]},)"
+                           R"({"index":0,"score":0.7,"box":[0,0,10,10]})"),
+                     kTolerance);
   REQUIRE(close);
   CHECK(close->difference == doctest::Approx(0.2));
 }
 
 TEST_CASE("answers of other kinds are not compared") {
-  CHECK_FALSE(CompareAnswers(R"({"keypoints":[]})", R"({"keypoints":[]})"));
-  CHECK_FALSE(CompareAnswers(R"({"run_ms":1})", Top("")));
-  CHECK_FALSE(CompareAnswers(R"({"error":{"code":2}})", Top("")));
+  CHECK_FALSE(CompareAnswers(R"({"run_ms":1})", Top(""), kTolerance));
+  CHECK_FALSE(CompareAnswers(R"({"run_ms":1})", "no JSON", kTolerance));
+  CHECK_FALSE(CompareAnswers(R"({"error":{"code":2}})", Top(""), kTolerance));
   CHECK(AgreementOf(R"({"text":[{"text":"a b","score":1}]})",
                     R"({"text":[{"text":"a b","score":0.5}]})") == 1);
   CHECK(AgreementOf(R"({"text":[{"text":"a b","score":1}]})",
                     R"({"text":[{"text":"a d","score":1}]})") == 0);
+}
+
+TEST_CASE("key points agree that are near, by the size of what they are of") {
+  const auto points = [](const std::string& all) { return R"({"keypoints":[)" + all + "]}"; };
+  const auto point = [](int index, double x, double y) {
+    return R"({"index":)" + std::to_string(index) + R"(,"score":0.5,"point":[)" +
+           std::to_string(x) + "," + std::to_string(y) + "]}";
+  };
+  // Around them is a box of 30 x 40, with a diagonal of 50: a tenth is 5.
+  const std::string two = points(point(0, 0, 0) + "," + point(1, 30, 40));
+  CHECK(AgreementOf(two, two) == 1);
+  CHECK(AgreementOf(two, points(point(0, 3, 4) + "," + point(1, 30, 40))) == 1);
+  CHECK(AgreementOf(two, points(point(0, 3, 4.1) + "," + point(1, 30, 40))) == 0.5);
+  CHECK(AgreementOf(two, points(point(1, 0, 0) + "," + point(0, 30, 40))) == 0);
+  CHECK(AgreementOf(two, points(point(0, 0, 0))) == doctest::Approx(2.0 / 3));
+  CHECK(AgreementOf(points(""), points("")) == 1);
+  CHECK(AgreementOf(two, Top("")) == 0);
+
+  // Those of a box count by its diagonal, here 50, too.
+  const auto pose = [](const std::string& of) {
+    return Boxes(R"({"index":0,"score":0.9,"box":[0,0,30,40],"points":[)" + of + "]}");
+  };
+  CHECK(AgreementOf(pose("[1,1],[2,2]"), pose("[4,5],[2,2]")) == 1);
+  CHECK(AgreementOf(pose("[1,1],[2,2]"), pose("[4,5.1],[2,2]")) == 0.5);
+  CHECK(AgreementOf(pose("[1,1],[2,2]"), pose("")) == 0);
+  CHECK(AgreementOf(pose("[1,1]"), pose("[1,1],[9,9]")) == 0.5);
+}
+
+TEST_CASE("areas agree by their pixels") {
+  const auto areas = [](const std::string& all) { return R"({"areas":[)" + all + "]}"; };
+  const std::string cat = R"({"index":1,"label":"cat","pixels":12,"runs":[0,4,10,8]})";
+  CHECK(AgreementOf(areas(cat), areas(cat)) == 1);
+  // Of 12 and 8 pixels 6 are in both: 2 to 4, and 10 to 14.
+  CHECK(
+      AgreementOf(areas(cat), areas(R"({"index":7,"label":"cat","pixels":8,"runs":[2,4,10,4]})")) ==
+      doctest::Approx(2.0 * 6 / 20));
+  CHECK(AgreementOf(areas(cat), areas(R"({"index":1,"label":"dog","runs":[0,4,10,8]})")) == 0);
+  CHECK(AgreementOf(areas(""), areas("")) == 1);
+  CHECK(AgreementOf(areas(cat), areas("")) == 0);
+  // What is no mask is another answer, however large it says that it is.
+  for (const char* runs : {"4,4,0,2", "0,-1", "0,9000000000000000000", "-5,2"}) {
+    CHECK(AgreementOf(areas(cat), areas(R"({"index":1,"label":"cat","runs":[)" + std::string(runs) +
+                                        "]}")) == 0);
+  }
+}
+
+TEST_CASE("boxes agree only if their masks do") {
+  const auto masked = [](const std::string& counts) {
+    return Boxes(R"({"index":0,"score":0.9,"box":[0,0,9,7],"mask":{"size":[7,9],"counts":")" +
+                 counts + R"("}})");
+  };
+  // By pycocotools 2.0.11, of pixels of a picture of 7 x 9, column by column: 10 to 30, 10 to 24
+  // (IoU 0.7), 24 to 40 (IoU 6/30), and 10 to 20 and 22 to 30 and 40 to 45 (IoU 18/25).
+  const std::string whole = masked(":d0Q1");
+  CHECK(AgreementOf(whole, whole) == 1);
+  CHECK(AgreementOf(whole, masked(":>W1")) == 1);
+  CHECK(AgreementOf(whole, masked("h0`0g0")) == 0);
+  CHECK(AgreementOf(whole, masked("::2N8M8")) == 1);
+  CHECK(AgreementOf(masked("h0`0g0"), masked("::2N8M8")) == 0);
+  for (const char* counts : {"P", "oooooooooooooooooooooooo0", "!", "0O", ""}) {
+    CHECK(AgreementOf(whole, masked(counts)) == 0);
+  }
+}
+
+TEST_CASE("tensors agree within the tolerance") {
+  const auto tensor = [](const std::string& values) {
+    return R"({"tensors":[{"name":"y","values":[)" + values + "]}]}";
+  };
+  CHECK(AgreementOf(tensor("10,-200"), tensor("12,-198")) == 1);
+  CHECK(AgreementOf(tensor("10,-200"), tensor("12.1,-200")) == 0);
+  CHECK(AgreementOf(tensor("10,-200"), tensor("10")) == 0);
+  CHECK(AgreementOf(tensor("10"), R"({"tensors":[{"name":"z","values":[10]}]})") == 0);
+  CHECK(AgreementOf(tensor("0"), tensor("0")) == 1);
+  const std::optional<Compared> compared = CompareAnswers(tensor("1,2"), tensor("1,5"), kTolerance);
+  REQUIRE(compared);
+  CHECK(compared->difference == 3);
+}
+
+TEST_CASE("of models in a row the last one's answers count") {
+  const auto read = [](const std::string& answers) {
+    return Boxes(R"({"index":0,"score":0.9,"box":[0,0,9,9],"answers":{)" + answers + "}}");
+  };
+  const std::string turned = R"("turn":{"top":[{"index":0,"score":1}]},)";
+  const auto text = [](const std::string& word) {
+    return R"("read":{"text":[{"text":")" + word + R"(","score":1}]})";
+  };
+  const std::string plate = read(turned + text("AB 12"));
+  CHECK(AgreementOf(plate, plate) == 1);
+  CHECK(AgreementOf(plate, read(text("AB 12"))) == 1);
+  CHECK(AgreementOf(plate, read(turned + text("AB 17"))) == 0);
+  CHECK(AgreementOf(plate, read(turned)) == 0);
+  CHECK(AgreementOf(plate, read(R"("read":{"error":"no"})")) == 0);
+  CHECK(AgreementOf(read(R"("read":{"error":"no"})"), plate) == 1);  // nothing to compare with
+  // A candidate may nest as it likes.
+  std::string deep = "\"boxes\":[]";
+  for (int i = 0; i < 200; ++i) {
+    deep = R"("boxes":[{"index":0,"score":1,"box":[0,0,9,9],"answers":{"read":{)" + deep + "}}}]";
+  }
+  CHECK(AgreementOf(plate, "{" + deep + "}") == 0);
 }
 
 TEST_CASE("a trial's record is read as it was written") {
