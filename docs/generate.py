@@ -337,7 +337,7 @@ def _trial() -> dict[str, Any]:
     """A trial's record, as the device tool writes it."""
     rules = dict.fromkeys(("seconds", "share", "min_agreement", "max_latency"), _NUMBER)
     texts = ("release", "before", "by", "began_at", "ended_at", "phase", "reason")
-    counts = ("pictures", "differing", "incomparable", "crashes", "scored", "peak_bytes")
+    counts = ("pictures", "differing", "incomparable", "kept", "crashes", "scored", "peak_bytes")
     sums = ("agreed", "difference", "largest_difference", "current_ms", "candidate_ms")
     return _object(
         {
@@ -345,7 +345,9 @@ def _trial() -> dict[str, Any]:
             **dict.fromkeys(counts, _COUNT),
             **dict.fromkeys(("elapsed_s", *sums), _NUMBER),
             **dict.fromkeys(("agreement", "latency_ratio"), _or_null(_NUMBER)),
-            "rules": _object({**rules, "min_pictures": _COUNT}),
+            "rules": _object(
+                {**rules, **dict.fromkeys(("min_pictures", "keep_disagreements"), _COUNT)}
+            ),
         }
     )
 

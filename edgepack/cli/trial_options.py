@@ -7,10 +7,10 @@ import re
 
 from edgepack.base.errors import UsageError
 from edgepack.cli.options import option_group, positive
-from edgepack.deploy.options import TrialRules
+from edgepack.deploy.options import MOST_KEPT, TrialRules
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_RULES = ("share", "min_agreement", "max_latency", "min_pictures")
+_RULES = ("share", "min_agreement", "max_latency", "min_pictures", "keep_disagreements")
 
 
 def add_trial(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +49,13 @@ def add_trial(parser: argparse.ArgumentParser) -> None:
         type=positive,
         metavar="N",
         help=f"number of compared pictures that are needed (default: {defaults.min_pictures})",
+    )
+    group.add_argument(
+        "--keep-disagreements",
+        type=positive,
+        metavar="N",
+        help="keep N small pictures at most, on the device, of those about which the two releases "
+        f"disagree, at most {MOST_KEPT} (default: none)",
     )
 
 

@@ -14,6 +14,8 @@ ON_TRIAL = "on trial"
 """The outcome of a deploy that began a trial."""
 
 _MOST_TRIAL_S = 30 * 86400.0
+MOST_KEPT = 100
+"""Pictures of one trial."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +25,8 @@ class TrialRules:
     `share` is the share of the current release's pictures that the candidate is given, at most:
     those that come while it is busy are left out. `min_agreement` is the mean over all compared
     pictures. `max_latency` limits the candidate's latency as a multiple of the current release's.
-    With fewer than `min_pictures` compared pictures the candidate is dropped.
+    With fewer than `min_pictures` compared pictures the candidate is dropped. So many small
+    pictures about which the two disagree are kept on the device as `keep_disagreements` says.
 
     Raises UsageError for a value out of range.
     """
@@ -33,6 +36,7 @@ class TrialRules:
     min_agreement: float = 0.98
     max_latency: float = 1.2
     min_pictures: int = 20
+    keep_disagreements: int = 0
 
     def __post_init__(self) -> None:
         for option, holds, allowed in (
@@ -41,6 +45,11 @@ class TrialRules:
             ("--min-agreement", 0 <= self.min_agreement <= 1, "between 0 and 1"),
             ("--max-latency", 0 < self.max_latency < float("inf"), "above 0"),
             ("--min-pictures", self.min_pictures >= 1, "at least 1"),
+            (
+                "--keep-disagreements",
+                0 <= self.keep_disagreements <= MOST_KEPT,
+                f"at most {MOST_KEPT}",
+            ),
         ):
             if not holds:
                 raise UsageError(f"{option} must be {allowed}")

@@ -13,7 +13,7 @@ from typing import Any
 from edgepack.base.errors import MismatchError, UsageError
 from edgepack.base.text import format_count, megabytes
 from edgepack.deploy.answers import Answer
-from edgepack.deploy.options import TrialRules
+from edgepack.deploy.options import MOST_KEPT, TrialRules
 
 
 class TrialRunsError(UsageError):
@@ -32,7 +32,7 @@ class TrialStatus:
     "activating", "activated", "dropped" or "stopped", and `reason` says why it ended. With `runs`
     false and one of the first two phases, a reboot interrupted it. `agreement` is None before the
     first compared picture, `latency_ratio` before it was measured. `difference` is the largest
-    difference of the scores of what both found.
+    difference of the scores of what both found. `kept` pictures that differ lie on the device.
     """
 
     release: str
@@ -46,6 +46,7 @@ class TrialStatus:
     differing: int
     incomparable: int
     crashes: int
+    kept: int
     agreement: float | None
     latency_ratio: float | None
     difference: float
@@ -87,6 +88,11 @@ class TrialStatus:
             lines.insert(1, f"because   {self.reason}")
         if self.incomparable:
             lines[-1] += f"; {self.incomparable} more give nothing that is compared"
+        if self.kept:
+            lines.append(
+                f"kept      {format_count(self.kept, 'picture')} of those that differ; "
+                "`edgepack trial status --pictures DIR` copies them"
+            )
         if self.agreement is not None:
             lines.append(
                 f"agreement {self.agreement:.2%} (needed: {self.rules.min_agreement:.2%}); "
@@ -110,9 +116,18 @@ def _read_rules(answer: Answer) -> TrialRules:
             min_agreement=answer.take("min_agreement", float),
             max_latency=answer.take("max_latency", float),
             min_pictures=answer.size("min_pictures"),
+            keep_disagreements=answer.take("keep_disagreements", int, 0),
         )
     except UsageError as error:
         raise answer.fail("seconds", error.message) from None
+
+
+def _kept(answer: Answer) -> int:
+    """An older device tool keeps none."""
+    kept = answer.take("kept", int, 0)
+    if not 0 <= kept <= MOST_KEPT:
+        raise answer.fail("kept", f"{kept} is not between 0 and {MOST_KEPT}")
+    return kept
 
 
 def _read(answer: Answer, runs: bool, document: Mapping[str, Any]) -> TrialStatus:
@@ -128,6 +143,7 @@ def _read(answer: Answer, runs: bool, document: Mapping[str, Any]) -> TrialStatu
         differing=answer.size("differing"),
         incomparable=answer.size("incomparable"),
         crashes=answer.size("crashes"),
+        kept=_kept(answer),
         agreement=answer.take("agreement", float, None),
         latency_ratio=answer.take("latency_ratio", float, None),
         difference=answer.take("largest_difference", float),

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 
@@ -24,6 +25,7 @@ from edgepack.bundle.bundle import Bundle
 from edgepack.cli import main
 from edgepack.deploy.deploy import deploy_bundle
 from edgepack.deploy.options import DeployOptions, TrialRules
+from edgepack.deploy.remote_pictures import fetch_pictures
 from edgepack.deploy.remote_tool import rollback, status, trial
 from edgepack.deploy.trial import TrialStatus
 from edgepack.device import LocalDevice
@@ -205,14 +207,35 @@ def test_what_the_candidate_may(board: Board) -> None:
     assert not (board.root / "trial/frames").exists()
 
 
-def test_a_candidate_that_says_otherwise_is_dropped(board: Board) -> None:
-    board.deploy("other", RULES)
+def test_a_candidate_that_says_otherwise_is_dropped(board: Board, tmp_path: Path) -> None:
+    board.deploy("other", replace(RULES, keep_disagreements=3))
     with board.live():
         done = board.over()
     # The brightest column is one of the first four: of the others' numbers none is the same.
     assert (done.phase, done.agreement, done.differing) == ("dropped", 0.0, done.pictures)
     assert "needed is 0.98" in done.reason
     assert board.current() == board.id("first")
+
+    # What the releases disagree about is kept, for its owner alone.
+    kept = board.root / "trial/pictures"
+    assert (kept.stat().st_mode & 0o777, done.kept) == (0o700, 3)
+    assert {path.stat().st_mode & 0o777 for path in kept.iterdir()} == {0o600}
+    found = fetch_pictures(board.device, ROOT, done, tmp_path / "found")
+    assert len(found) == 3
+    for path in found:
+        answers = json.loads(path.with_suffix(".json").read_text())
+        (column, *_), (other, *_) = (
+            [one["index"] for one in json.loads(answers[key])["top"]]
+            for key in ("current", "candidate")
+        )
+        assert other == COLUMNS - 1 - column
+        # It shows what the answers are about.
+        picture = cv2.imread(str(path), cv2.IMREAD_GRAYSCALE)
+        assert picture.shape == (HEIGHT, WIDTH)
+        assert np.argmax(picture.reshape(HEIGHT, COLUMNS, -1).mean(axis=(0, 2))) == column
+        assert path.stat().st_mode & 0o777 == 0o600
+    board.deploy("first")
+    assert not kept.exists()
 
 
 def test_without_pictures_nothing_is_activated(board: Board) -> None:
@@ -340,6 +363,46 @@ def test_what_strangers_hand_over_is_left(board: Board) -> None:
         done = board.until(lambda it: it.pictures > 0)
         board.trial("stop")
     assert (done.agreement, done.crashes) == (1.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("thumbnail", "claimed", "kept"),
+    [
+        (b"\xff\xd8\xff a small picture", None, 1),
+        (b"GIF89a", None, 0),
+        (b"\xff\xd8\xff" + bytes(70_000), None, 0),
+        (b"\xff\xd8\xff", 60_000, 0),
+        (b"\xff\xd8\xff", 2**60, 0),
+    ],
+    ids=["picture", "no JPEG", "large", "shorter than it says", "endless"],
+)
+def test_what_is_kept_is_bounded(
+    board: Board, thumbnail: bytes, claimed: int | None, kept: int
+) -> None:
+    """Somebody hands over what is to be kept in place of the app."""
+    board.deploy("same", replace(RULES, seconds=600, keep_disagreements=2))
+    board.until(lambda it: it.latency_ratio is not None)
+    picture, answer = bytes(3 * WIDTH * HEIGHT), b'{"top":[{"index":99,"score":1}]}\n'
+    about = {
+        "format": "bgr24", "width": WIDTH, "height": HEIGHT, "picture_bytes": len(picture),
+        "answer_bytes": len(answer), "thumbnail_bytes": claimed or len(thumbnail),
+    }  # fmt: skip
+    memory = os.memfd_create("picture")
+    os.write(memory, picture + answer + thumbnail)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as app:
+        app.settimeout(LONGEST_S)
+        app.connect(str(board.root / "trial/frames"))
+        assert app.recv(100).split() == [b"1.000000", b"320"]
+        socket.send_fds(app, [json.dumps(about).encode()], [memory])
+        # It hangs up, or asks for the next one when that is done.
+        hung_up = app.recv(100) == b""
+        done = board.until(lambda it: hung_up or it.differing > 0)
+    os.close(memory)
+    assert hung_up == (claimed == 60_000)
+    assert (done.differing, done.kept) == (0 if hung_up else 1, kept)
+    pictures = board.root / "trial/pictures"
+    assert len(list(pictures.glob("*.jpg"))) == kept
+    board.trial("stop")
 
 
 def fleet(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:

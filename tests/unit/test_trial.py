@@ -54,6 +54,7 @@ def test_rules_come_from_options() -> None:
         (["--shadow", "1h", "--share", "nan"], "--share must be above 0 and at most 1"),
         (["--shadow", "1h", "--min-agreement", "98"], "--min-agreement must be between 0 and 1"),
         (["--shadow", "1h", "--max-latency", "inf"], "--max-latency must be above 0"),
+        (["--shadow", "1h", "--keep-disagreements", "101"], "--keep-disagreements must be at most"),
         (["--shadow", "1h", "--service"], "--service goes without --shadow"),
     ],
 )

@@ -97,6 +97,7 @@ class Preparer {
         frame->shared = picture->path
                             ? trial_->SharePhotoAt(*picture->path)
                             : trial_->Share(picture->bytes, picture->format, picture->size);
+        if (frame->shared) trial_->AddThumbnail(pixels.bgr, &*frame->shared);
       }
     } catch (const Error& error) {
       frame->error = error;

@@ -678,7 +678,8 @@ Report Execute(const Options& options, const BundleFolder& bundle,
                          "or time than it may");
       }
       session.Reset();  // photos have nothing to do with each other
-      const bool shown = stages != nullptr || (preview && preview->wanted());
+      const bool shown =
+          stages != nullptr || (preview && preview->wanted()) || trial.wants_thumbnail();
       const Photo seen = Preprocess(one, bundle, &session, &report, shown);
       Run(one, &session, &report);
       FindPhotos(one, session, seen, &finder, &report);
@@ -692,7 +693,10 @@ Report Execute(const Options& options, const BundleFolder& bundle,
       if (preview) preview->Show(seen.image, report, text.str());
       trial.Look();
       if (trial.Picks()) {
-        if (const auto shared = trial.SharePhotoAt(*one.image)) trial.Give(*shared, text.str());
+        if (auto shared = trial.SharePhotoAt(*one.image)) {
+          trial.AddThumbnail(seen.image, &*shared);
+          trial.Give(*shared, text.str());
+        }
       }
     } catch (const Error& error) {
       if (error.exit_code == kExitBundle) throw;
@@ -776,7 +780,10 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
     std::string line = JsonLine(report);
     trial.Look();
     if (trial.Picks()) {
-      if (const auto shared = trial.SharePhoto(bytes)) trial.Give(*shared, line);
+      if (auto shared = trial.SharePhoto(bytes)) {
+        trial.AddThumbnail(picture.bgr, &*shared);
+        trial.Give(*shared, line);
+      }
     }
     return line;
   };

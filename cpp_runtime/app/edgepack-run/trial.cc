@@ -1,5 +1,6 @@
 #include "trial.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdlib>
@@ -13,7 +14,11 @@
 #include <system_error>
 #include <unistd.h>
 
+#include <opencv2/core.hpp>
+#include <opencv2/imgproc.hpp>
+
 #include "common/json.h"
+#include "platform/opencv/draw.h"
 
 namespace edgepack {
 namespace {
@@ -21,6 +26,10 @@ namespace {
 constexpr std::chrono::seconds kLook{1};
 // Of a photo; what is larger is not handed over.
 constexpr std::uintmax_t kMaxPhotoBytes = std::uintmax_t{32} << 20U;
+
+// Of small pictures.
+constexpr int kMostSide = 1024;
+constexpr std::size_t kMostThumbnailBytes = std::size_t{64} << 10U;
 
 bool WriteAll(int fd, std::string_view bytes) {
   while (!bytes.empty()) {
@@ -85,14 +94,17 @@ void TrialTap::Look() {
     return;
   }
   if (wanted_.load(std::memory_order_relaxed)) return;
-  // Each request is the share of pictures that it wants.
+  // Each request is the share of pictures that it wants, and the side of small ones, if it does.
   std::array<char, 32> text = {};
   const ssize_t count =
       Retry([&] { return recv(socket_.get(), text.data(), text.size() - 1, MSG_DONTWAIT); });
   if (count == 0 || (count < 0 && errno != EAGAIN && errno != EWOULDBLOCK)) {
     socket_.Close();
   } else if (count > 0) {
-    share_ = std::strtod(text.data(), nullptr);
+    char* end = nullptr;
+    share_ = std::strtod(text.data(), &end);
+    const std::int64_t side = std::strtol(end, nullptr, 10);
+    side_ = static_cast<int>(std::clamp<std::int64_t>(side, 0, kMostSide));
     wanted_.store(true, std::memory_order_release);
   }
 }
@@ -157,6 +169,19 @@ std::optional<SharedPicture> TrialTap::SharePhoto(std::string_view bytes) {
   return std::nullopt;
 }
 
+void TrialTap::AddThumbnail(const cv::Mat& pixels, SharedPicture* picture) const {
+  const int side = side_;
+  if (side == 0 || pixels.empty()) return;
+  const double scale = static_cast<double>(side) / std::max(pixels.cols, pixels.rows);
+  cv::Mat small = pixels;
+  if (scale < 1) {
+    const auto part = [&](int of) { return std::max(cvRound(of * scale), 1); };
+    cv::resize(pixels, small, {part(pixels.cols), part(pixels.rows)}, 0, 0, cv::INTER_AREA);
+  }
+  picture->thumbnail = EncodeJpeg(small);
+  if (picture->thumbnail.size() > kMostThumbnailBytes) picture->thumbnail.clear();
+}
+
 void TrialTap::Give(const SharedPicture& picture, std::string_view line) {
   if (!socket_) return;
   JsonWriter json;
@@ -164,8 +189,12 @@ void TrialTap::Give(const SharedPicture& picture, std::string_view line) {
   json.Key("width").Int(picture.size ? picture.size->width : 0);
   json.Key("height").Int(picture.size ? picture.size->height : 0);
   json.Key("picture_bytes").Int(static_cast<std::int64_t>(picture.bytes));
-  json.Key("answer_bytes").Int(static_cast<std::int64_t>(line.size())).EndObject();
-  if (!WriteAll(picture.memory.get(), line) ||
+  json.Key("answer_bytes").Int(static_cast<std::int64_t>(line.size()));
+  if (!picture.thumbnail.empty()) {
+    json.Key("thumbnail_bytes").Int(static_cast<std::int64_t>(picture.thumbnail.size()));
+  }
+  json.EndObject();
+  if (!WriteAll(picture.memory.get(), line) || !WriteAll(picture.memory.get(), picture.thumbnail) ||
       !SendWith(socket_.get(), json.text(), picture.memory.get())) {
     socket_.Close();
   }

@@ -12,6 +12,10 @@
 #include "common/fd.h"
 #include "options.h"
 
+namespace cv {
+class Mat;
+}  // namespace cv
+
 namespace edgepack {
 
 /// A picture as it came, in memory that another process can be given.
@@ -20,6 +24,7 @@ struct SharedPicture {
   std::size_t bytes = 0;
   FrameFormat format = FrameFormat::kMjpeg;
   std::optional<ImageSize> size;
+  std::string thumbnail;  ///< a small JPEG of it, if one is asked for
 };
 
 /// The current release's side of a trial: hands over a share of its pictures, with its own answers,
@@ -44,6 +49,10 @@ class TrialTap {
                                                    const std::optional<ImageSize>& size);
   [[nodiscard]] std::optional<SharedPicture> SharePhotoAt(const std::filesystem::path& path);
   [[nodiscard]] std::optional<SharedPicture> SharePhoto(std::string_view bytes);
+  /// Whether the trial keeps small pictures; by whoever calls `Picks`, after it.
+  [[nodiscard]] bool wants_thumbnail() const { return side_ > 0; }
+  /// A small one of these pixels (CV_8UC3 in BGR), if that is asked for.
+  void AddThumbnail(const cv::Mat& pixels, SharedPicture* picture) const;
   /// By the thread that answers: hands it over with the line that it got.
   void Give(const SharedPicture& picture, std::string_view line);
 
@@ -56,7 +65,8 @@ class TrialTap {
   Fd socket_;
   std::optional<Clock::time_point> looked_;
   std::atomic<bool> wanted_{false};
-  double share_ = 0;  ///< of pictures; written before `wanted_` becomes true
+  double share_ = 0;          ///< of pictures; written before `wanted_` becomes true
+  std::atomic<int> side_{0};  ///< of thumbnails; 0: there are none
   std::minstd_rand random_;
 };
 

@@ -1,6 +1,7 @@
 #include <array>
 #include <chrono>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <string>
@@ -8,8 +9,12 @@
 #include <sys/un.h>
 #include <thread>
 #include <unistd.h>
+#include <utility>
+#include <vector>
 
 #include <doctest/doctest.h>
+#include <opencv2/core.hpp>
+#include <opencv2/imgcodecs.hpp>
 
 #include "common/fd.h"
 #include "support.h"
@@ -105,6 +110,48 @@ TEST_CASE("a picture is handed over with its answer, once for each request") {
   tap.Give(*raw, "{}\n");
   CHECK(asker.Take().first ==
         R"({"format":"bgr24","width":2,"height":1,"picture_bytes":6,"answer_bytes":3})");
+}
+
+TEST_CASE("a small picture comes with it if the trial asks for one") {
+  const TempFolder folder;
+  const std::filesystem::path root = folder / "model";
+  std::filesystem::create_directories(root / "releases/0123456789ab");
+  Asker asker(root);
+  TrialTap tap(root / "releases/0123456789ab");
+  tap.Look();
+  REQUIRE(asker.Accept());
+  const cv::Mat pixels(96, 64, CV_8UC3, cv::Scalar(0, 128, 255));
+  const auto hand_over = [&](const std::string& request) {
+    asker.Ask(request);
+    tap.Look();
+    REQUIRE(tap.Picks());
+    auto shared = tap.Share("123456", FrameFormat::kBgr24, ImageSize{2, 1});
+    REQUIRE(shared);
+    tap.AddThumbnail(pixels, &*shared);
+    tap.Give(*shared, "{}\n");
+    return asker.Take();
+  };
+  CHECK(hand_over("1").second == "123456{}\n");
+  CHECK_FALSE(tap.wants_thumbnail());
+  const auto [words, bytes] = hand_over("1 24");
+  CHECK(tap.wants_thumbnail());
+  const std::string jpeg = bytes.substr(9);
+  CHECK(words.find("\"thumbnail_bytes\":" + std::to_string(jpeg.size()) + "}") !=
+        std::string::npos);
+  const cv::Mat seen = cv::imdecode(std::vector<char>(jpeg.begin(), jpeg.end()), cv::IMREAD_COLOR);
+  REQUIRE(seen.size() == cv::Size(16, 24));
+  const cv::Vec3b pixel = seen.at<cv::Vec3b>(12, 8);
+  CHECK(pixel[0] < 12);
+  CHECK(std::abs(pixel[1] - 128) < 12);
+  CHECK(pixel[2] > 243);
+  CHECK(hand_over("1 -5").second == "123456{}\n");
+  // Noise, which makes a large file, is left out.
+  cv::Mat noise(1024, 1024, CV_8UC3);
+  cv::randu(noise, 0, 256);
+  SharedPicture large;
+  (void)hand_over("1 1024");
+  tap.AddThumbnail(noise, &large);
+  CHECK(large.thumbnail.empty());
 }
 
 TEST_CASE("what cannot be handed over leaves the request open") {

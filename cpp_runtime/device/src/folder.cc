@@ -32,10 +32,10 @@ Folder Folder::Sub(const std::string& name) const {
   return {std::move(fd), PathOf(name)};
 }
 
-Folder Folder::MakeSub(const std::string& name) const {
+Folder Folder::MakeSub(const std::string& name, mode_t mode) const {
   // Who only looks needs no disk that takes anything.
   if (Status(name)) return Sub(name);
-  if (mkdirat(fd_.get(), name.c_str(), 0755) == 0) {
+  if (mkdirat(fd_.get(), name.c_str(), mode) == 0) {
     Sync();
   } else if (errno != EEXIST) {
     ThrowErrno("make folder", PathOf(name));

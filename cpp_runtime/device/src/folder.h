@@ -21,7 +21,7 @@ class Folder {
   /// The folder `name` below this one; a link is refused.
   [[nodiscard]] Folder Sub(const std::string& name) const;
   /// The same, made if it is not there.
-  [[nodiscard]] Folder MakeSub(const std::string& name) const;
+  [[nodiscard]] Folder MakeSub(const std::string& name, mode_t mode = 0755) const;
   [[nodiscard]] Folder Clone() const;
 
   [[nodiscard]] const std::string& path() const { return path_; }

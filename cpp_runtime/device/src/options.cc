@@ -63,6 +63,10 @@ Options ParseOptions(const std::vector<std::string>& words) {
        [&](Value text) { options.rules.max_latency = Decimal("--max-latency", text); }},
       {"--min-pictures",
        [&](Value text) { options.rules.min_pictures = WholeNumber("--min-pictures", text, 1); }},
+      {"--keep-disagreements",
+       [&](Value text) {
+         options.rules.keep_disagreements = WholeNumber("--keep-disagreements", text, 0);
+       }},
       {"--keep", [&](Value text) { options.keep = WholeNumber("--keep", text, 1); }},
   };
   table.word = [&](Value word) {
@@ -139,6 +143,8 @@ usage: edgepack-device COMMAND [options]
   --min-agreement S    trial start: agreement that is needed, 0 to 1 (0.98)
   --max-latency S      trial start: the most latency, as a multiple of the current release's (1.2)
   --min-pictures N     trial start: compared pictures that are needed (20)
+  --keep-disagreements N
+                       trial start: small pictures to keep of those that differ, at most 100 (0)
   --dry-run            prune: print what would be removed, and remove nothing
   --version, --help
 

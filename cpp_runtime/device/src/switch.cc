@@ -13,6 +13,7 @@
 #include "process.h"
 #include "sha256.h"
 #include "trial.h"
+#include "trial_pictures.h"
 
 namespace edgepack::device {
 namespace {
@@ -233,6 +234,8 @@ std::vector<std::string> Switch::Prune(int keep) const {
     Step("prune.record");
     site_->state.Remove(id);
   }
+  const std::optional<Trial> trial = FindTrial(site_->root);
+  if (!trial || trial->IsOver()) RemovePictures(site_->root);
   site_->store.RemoveParts();
   if (const std::optional<std::set<std::string>> needed = site_->releases.Needed()) {
     site_->store.Collect(*needed);

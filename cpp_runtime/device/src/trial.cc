@@ -14,6 +14,7 @@
 #include "health.h"
 #include "layout.h"
 #include "lock.h"
+#include "trial_pictures.h"
 
 namespace edgepack::device {
 namespace {
@@ -82,12 +83,15 @@ void TrialRules::Check() const {
   need(min_agreement >= 0 && min_agreement <= 1, "agreement is between 0 and 1");
   need(max_latency > 0 && std::isfinite(max_latency), "latency ratio is more than 0");
   need(min_pictures >= 1, "number of pictures is at least 1");
+  need(keep_disagreements >= 0 && keep_disagreements <= kMostPictures,
+       "number of kept pictures is at most 100");
 }
 
 void TrialRules::Write(JsonWriter* json) const {
   json->BeginObject().Key("seconds").Number(seconds).Key("share").Number(share);
   json->Key("min_agreement").Number(min_agreement).Key("max_latency").Number(max_latency);
-  json->Key("min_pictures").Int(min_pictures).EndObject();
+  json->Key("min_pictures").Int(min_pictures);
+  json->Key("keep_disagreements").Int(keep_disagreements).EndObject();
 }
 
 TrialRules TrialRules::Read(JsonObject* object) {
@@ -97,6 +101,10 @@ TrialRules TrialRules::Read(JsonObject* object) {
   rules.min_agreement = object->Number("min_agreement");
   rules.max_latency = object->Number("max_latency");
   rules.min_pictures = object->Int("min_pictures");
+  // Not known to older ones.
+  if (object->Has("keep_disagreements")) {
+    rules.keep_disagreements = object->Int("keep_disagreements");
+  }
   rules.Check();
   return rules;
 }
@@ -115,6 +123,7 @@ void Trial::Write(JsonWriter* json) const {
   WriteNumber("agreement", Agreement(), json);
   json->Key("agreed").Number(agreed).Key("differing").Int(differing);
   json->Key("incomparable").Int(incomparable).Key("crashes").Int(crashes);
+  json->Key("kept").Int(kept);
   json->Key("scored").Int(scored).Key("difference").Number(difference);
   json->Key("largest_difference").Number(largest_difference);
   json->Key("current_ms").Number(current_ms).Key("candidate_ms").Number(candidate_ms);
@@ -139,6 +148,7 @@ Trial Trial::Read(JsonObject* object) {
   trial.differing = object->Int("differing", 0);
   trial.incomparable = object->Int("incomparable", 0);
   trial.crashes = object->Int("crashes", 0);
+  if (object->Has("kept")) trial.kept = object->Int("kept", 0, kMostPictures);
   trial.scored = object->Int("scored", 0);
   trial.difference = object->Number("difference");
   trial.largest_difference = object->Number("largest_difference");
@@ -215,6 +225,7 @@ Health StartTrial(const Site& site, const Progress& progress, const std::string&
   progress("trial");
   Step("trial.begin");
   site.root.MakeSub(kTrial).Remove(kTrialStop);
+  RemovePictures(site.root);
   SaveTrial(site.root, trial);
   Step("trial.spawn");
   Spawn(site);
@@ -276,6 +287,7 @@ std::string TrialText(const Site& site) {
   text +=
       "pictures   " + count(trial->pictures) + " compared, " + count(trial->differing) + " differ";
   if (trial->incomparable > 0) text += ", " + count(trial->incomparable) + " cannot be compared";
+  if (trial->kept > 0) text += ", " + count(trial->kept) + " kept in trial/pictures";
   text += "\n";
   if (const std::optional<double> agreement = trial->Agreement()) {
     text += "agreement  " + Percent(*agreement) + ", needed " +

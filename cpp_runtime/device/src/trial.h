@@ -21,6 +21,8 @@ struct TrialRules {
   double max_latency = 1.2;
   /// Of fewer compared pictures nothing can be said.
   std::int64_t min_pictures = 20;
+  /// Small pictures about which the two disagree, that stay on the device.
+  std::int64_t keep_disagreements = 0;
 
   /// Throws Error "usage" for numbers out of range.
   void Check() const;
@@ -47,6 +49,8 @@ struct Trial {
   double agreed = 0;
   std::int64_t differing = 0;
   std::int64_t incomparable = 0;
+  /// Pictures in trial/pictures.
+  std::int64_t kept = 0;
   std::int64_t crashes = 0;
   /// Of scores of what both found.
   std::int64_t scored = 0;

@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <memory>
 #include <poll.h>
+#include <random>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -27,6 +28,7 @@
 #include "switch.h"
 #include "trial.h"
 #include "trial_compare.h"
+#include "trial_pictures.h"
 
 namespace edgepack::device {
 namespace {
@@ -58,6 +60,7 @@ struct Handed {
   std::int64_t height = 0;
   std::string picture;
   std::string answer;
+  std::string thumbnail;  // empty: there is none
 };
 
 std::string ReadPart(const Fd& memory, std::size_t at, std::size_t size) {
@@ -106,9 +109,10 @@ class Door {
   Door& operator=(Door&&) = delete;
 
   /// What comes within `seconds`; nothing if nothing does.
-  std::optional<Handed> Wait(double seconds, double share) {
+  std::optional<Handed> Wait(double seconds, const TrialRules& rules) {
     if (peer_ && !asked_) {
-      const std::string text = std::to_string(share);
+      std::string text = std::to_string(rules.share);
+      if (rules.keep_disagreements > 0) text += " " + std::to_string(kThumbnailSide);
       asked_ = send(peer_.get(), text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT) > 0;
       if (!asked_) peer_.Close();
     }
@@ -164,6 +168,11 @@ class Door {
     handed.picture = ReadPart(memory, 0, static_cast<std::size_t>(picture));
     handed.answer =
         ReadPart(memory, static_cast<std::size_t>(picture), static_cast<std::size_t>(answer));
+    const std::uint64_t thumbnail = root.Has("thumbnail_bytes") ? root.Size("thumbnail_bytes") : 0;
+    if (thumbnail <= kMaxThumbnail) {
+      handed.thumbnail = ReadPart(memory, static_cast<std::size_t>(picture + answer),
+                                  static_cast<std::size_t>(thumbnail));
+    }
     return handed;
   }
 
@@ -346,7 +355,7 @@ class TrialRunner {
     begun_ = Monotonic();  // its time is that on live pictures
     while (!trial_.IsOver()) {
       if (Check()) continue;
-      const std::optional<Handed> handed = door.Wait(kTickS, trial_.rules.share);
+      const std::optional<Handed> handed = door.Wait(kTickS, trial_.rules);
       if (handed) Compare(*handed);
       if (Monotonic() - saved_ >= std::clamp(trial_.rules.seconds / kSaves, 1.0, kMostSaveS))
         TrySave();
@@ -432,7 +441,10 @@ class TrialRunner {
     }
     ++trial_.pictures;
     trial_.agreed += compared->agreement;
-    if (compared->agreement < 1) ++trial_.differing;
+    if (compared->agreement < 1) {
+      ++trial_.differing;
+      Keep({handed.thumbnail, handed.answer, *answer, compared->agreement});
+    }
     if (compared->difference) {
       ++trial_.scored;
       trial_.difference += *compared->difference;
@@ -440,6 +452,19 @@ class TrialRunner {
     }
     trial_.current_ms += RunMs(handed.answer);
     trial_.candidate_ms += RunMs(*answer);
+  }
+
+  /// So that of all that differ each is among those that are kept with the same chance.
+  void Keep(const Disagreement& what) {
+    const std::int64_t most = trial_.rules.keep_disagreements;
+    if (most == 0 || what.jpeg.empty()) return;
+    std::int64_t number = trial_.kept;
+    if (number >= most) {
+      number = std::uniform_int_distribution<std::int64_t>(0, trial_.differing - 1)(random_);
+    }
+    if (number < most && KeepPicture(folder_, number, what) && number == trial_.kept) {
+      ++trial_.kept;
+    }
   }
 
   void Crash(const std::string& how) {
@@ -533,6 +558,7 @@ class TrialRunner {
   double saved_ = 0;
   Manifest manifest_;
   std::optional<std::uint64_t> memory_mb_;
+  std::minstd_rand random_{static_cast<unsigned>(Monotonic() * 1e6)};
   std::unique_ptr<Candidate> candidate_;
 };
 

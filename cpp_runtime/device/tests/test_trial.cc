@@ -17,6 +17,7 @@
 #include "support.h"
 #include "trial.h"
 #include "trial_compare.h"
+#include "trial_pictures.h"
 
 namespace edgepack::device {
 namespace {
@@ -188,6 +189,41 @@ TEST_CASE("of models in a row the last one's answers count") {
   CHECK(AgreementOf(plate, "{" + deep + "}") == 0);
 }
 
+TEST_CASE("pictures are kept for their owner, within bounds") {
+  const testing::TempFolder temporary;
+  const Folder root = Folder::Open(temporary.path());
+  const Folder trial = root.MakeSub(kTrial);
+  const std::string jpeg = "\xff\xd8\xff a picture";
+  const Disagreement what = {jpeg, "{\"top\":[]}\n", "\"\xff\x01 no JSON", 0.5};
+  REQUIRE(KeepPicture(trial, 3, what));
+  REQUIRE(KeepPicture(trial, 3, what));  // in its place
+  const Folder pictures = trial.Sub("pictures");
+  CHECK((pictures.Status().st_mode & 0777U) == 0700);
+  CHECK(pictures.Names() == std::vector<std::string>{"3.jpg", "3.json"});
+  for (const std::string& name : pictures.Names()) {
+    CHECK((pictures.OpenFile(name).Status().st_mode & 0777U) == 0600);
+  }
+  CHECK(pictures.OpenFile("3.jpg").ReadAll(100) == jpeg);
+  const JsonDocument document(pictures.OpenFile("3.json").ReadAll(1000), "3.json", "damaged");
+  JsonObject object = document.Root();
+  CHECK(object.Number("agreement") == 0.5);
+  CHECK(object.String("current") == what.current);
+
+  CHECK_FALSE(KeepPicture(trial, 4, {"GIF89a", "", "", 0}));
+  CHECK_FALSE(KeepPicture(trial, 4, {jpeg + std::string(kMaxThumbnail, 'x'), "", "", 0}));
+  CHECK(pictures.Names().size() == 2);
+  REQUIRE(KeepPicture(trial, 4, {jpeg, std::string(20000, 'x'), "{}", 0}));
+  const std::string without = R"({"agreement":0,"current":null,"candidate":"{}"})";
+  CHECK(pictures.OpenFile("4.json").ReadAll(1000) == without + "\n");
+
+  REQUIRE(KeepPicture(trial, 4, {jpeg, "{}", std::string(5000, '\x01'), 0}));
+  CHECK(pictures.OpenFile("4.json").Size() < 100);
+
+  RemovePictures(root);
+  CHECK_FALSE(trial.Has("pictures"));
+  RemovePictures(root);
+}
+
 TEST_CASE("a trial's record is read as it was written") {
   Trial trial;
   trial.release = "0123456789ab";
@@ -199,6 +235,8 @@ TEST_CASE("a trial's record is read as it was written") {
   trial.latency_ratio = 1.25;
   trial.peak_bytes = 1 << 20;
   trial.rules.share = 0.5;
+  trial.rules.keep_disagreements = 7;
+  trial.kept = 5;
   JsonWriter first;
   trial.Write(&first);
   const JsonDocument document(first.text(), "trial.json", "damaged");
@@ -221,6 +259,8 @@ TEST_CASE("rules out of range are refused") {
   refused([](TrialRules* rules) { rules->seconds = 0; });
   refused([](TrialRules* rules) { rules->seconds = 31 * 86400.0; });
   refused([](TrialRules* rules) { rules->share = 0; });
+  refused([](TrialRules* rules) { rules->keep_disagreements = -1; });
+  refused([](TrialRules* rules) { rules->keep_disagreements = 101; });
   refused([](TrialRules* rules) { rules->share = 1.01; });
   refused([](TrialRules* rules) { rules->min_agreement = -0.1; });
   refused([](TrialRules* rules) { rules->max_latency = 0; });
