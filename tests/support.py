@@ -63,18 +63,26 @@ def configure_preset(
 
     `run` is what starts CMake: `Toolchain.run`, or `edgepack.base.process.run`.
 
-    Where the same was configured before, nothing is done: CMake's --fresh drops the objects, too,
-    and of a changed CMakeLists.txt ninja tells CMake itself. Raises ToolchainError.
+    Where the same was configured before, CMake only looks at its lists, if they have changed: its
+    --fresh drops the objects, too. Raises ToolchainError.
     """
-    files = (source / "CMakePresets.json", data_file("cpp_runtime") / "common/cmake/presets.json")
+    runtime = data_file("cpp_runtime")
+    files = (source / "CMakePresets.json", runtime / "common/cmake/presets.json")
+    lists = sorted([*runtime.rglob("CMakeLists.txt"), *runtime.rglob("*.cmake")])
+    known, read = folder / "lists.txt", "\n".join(file.read_text("utf-8") for file in lists)
     words = [tool("cmake"), f"--preset={preset}", f"-B{folder}", *map(str, arguments)]
     wanted = "\n".join([*map(str, words), *(file.read_text("utf-8") for file in files)])
     done = folder / "configured.txt"
     if done.exists() and done.read_text("utf-8") == wanted:
-        return
-    done.unlink(missing_ok=True)
-    run([*words, "--fresh"], cwd=source, what=f"configuring preset {preset}")
-    done.write_text(wanted, "utf-8")
+        if known.exists() and known.read_text("utf-8") == read:
+            return
+        # Who reads the commands of the compiler, and builds nothing, would miss new files.
+        run([tool("cmake"), folder], cwd=source, what=f"configuring preset {preset} again")
+    else:
+        done.unlink(missing_ok=True)
+        run([*words, "--fresh"], cwd=source, what=f"configuring preset {preset}")
+        done.write_text(wanted, "utf-8")
+    known.write_text(read, "utf-8")
 
 
 def free_port() -> int:
