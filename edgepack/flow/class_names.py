@@ -95,6 +95,10 @@ def names_in(text: str) -> tuple[str, ...]:
     """The classes that `text` lists, in their order; none if it is no list of two or more."""
     text = text.removeprefix("\ufeff").strip()
     value = value_in(_as_numpy(text))
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, str) and len(value) < len(text):
+        return names_in(value)  # the whole list in quotes, or as JSON within JSON
     if value is None and len(text) <= MOST_TEXT:
         # The separator that comes first in this order.
         by = next((one for one in _SEPARATORS if one in text), None)

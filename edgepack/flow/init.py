@@ -48,10 +48,15 @@ from edgepack.model.index import GraphIndex
 from edgepack.model.some_shapes import some_shapes, told_axes
 from edgepack.model.states import alike_states, begin_text, propose_states
 from edgepack.postprocess.spec import read_postprocess
+from edgepack.preprocess.image import image_kinds
 from edgepack.preprocess.presets import PRESETS, fit_size
 from edgepack.preprocess.spec import DTYPES, PreprocessSpec
 
 _MADE_LABELS = "labels.txt"
+_CONVERTED = {
+    "alpha": "has an alpha channel, which is dropped",
+    "gray": "is gray: the channel is repeated",
+}
 _GUESS = "a guess"
 # Nodes that change no value of what they are given.
 _SAME_VALUES = {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Cast", "Transpose"}
@@ -199,6 +204,7 @@ def draft_project(
     size, whole, spec = None, None, None
     if picture is not None:
         table, size = _preprocess(loaded, picture, known, preset)
+        table += _accept(image, table)
         if any(line.guessed for line in table):
             questions.append("is the preprocessing that of the training? (see [preprocess])")
         after = _postprocess(known, preset)
@@ -616,6 +622,21 @@ def _preprocess(
     reasons = {next(iter(values)): why}
     reasons |= {next(iter(own)): f"from {known.source}"} if own and known is not None else {}
     return tuple(Line(key, value, reasons.get(key, "")) for key, value in values.items()), size
+
+
+def _accept(image: Path | None, table: Sequence[Line]) -> tuple[Line, ...]:
+    """`accept` for a photo that is gray or has an alpha channel: more like it will come."""
+    values = {line.key: line.value for line in table}
+    preset = PRESETS[values["preset"]].table if "preset" in values else {}
+    if image is None or "accept" in {**preset, **values}:
+        return ()
+    taken = {"gray"} if {**preset, **values}.get("color") == "gray" else set()
+    kinds = image_kinds(image) - taken
+    done = [text for kind, text in _CONVERTED.items() if kind in kinds]
+    if not done or "16bit" in kinds:
+        return ()  # `edgepack check` says what is wrong
+    found = [kind for kind in _CONVERTED if kind in kinds]
+    return (Line("accept", found, f"{image.name} {' and '.join(done)}"),)
 
 
 def _pixels(known: Known, channels: int) -> dict[str, Any]:

@@ -170,6 +170,12 @@ def decode_image(
     return made, size[::-1] if turned else size
 
 
+def image_kinds(path: Path) -> frozenset[str]:
+    """Those of `KINDS` that the header of the JPEG or PNG file declares; none of another file."""
+    header = _read_header(read_photo(path))
+    return frozenset() if header is None else header.kinds
+
+
 def _read_header(data: bytes) -> _Header | None:
     """What the header declares; None if it is not one of a JPEG or PNG image."""
     if data.startswith(_PNG):

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from PIL import Image
 
 import edgepack
 from edgepack.base.errors import ConfigError, EdgepackError, UsageError
@@ -290,6 +291,29 @@ def test_gray_images(tmp_path: Path) -> None:
     assert (spec.color, spec.size, spec.channels) == ("gray", (28, 28), 1)
 
 
+@pytest.mark.parametrize(
+    ("mode", "channels", "accept"),
+    [
+        *(("L", 3, ("gray",)), ("LA", 3, ("alpha", "gray")), ("RGBA", 3, ("alpha",))),
+        *(("RGB", 3, ()), ("L", 1, ()), ("LA", 1, ("alpha",)), ("I;16", 3, ())),
+    ],
+)
+def test_a_photo_is_taken_as_it_comes(
+    mode: str, channels: int, accept: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A page that was scanned in gray, a screenshot: more of the kind will come."""
+    photo = tmp_path / "page.png"
+    Image.new(mode, (40, 30)).save(photo)
+    net = model(tmp_path / "net.onnx", {"image": (1, channels, 8, 8)})
+    draft, project = drafted(net, image=photo)
+    assert project.preprocess is not None
+    assert project.preprocess.accept == accept
+    told = {line.key: line.why for line in draft.lines}
+    assert ("page.png" in told.get("accept", "")) == bool(accept)
+    if mode != "I;16":
+        assert main(["check", "--project", str(draft.path)]) == 0
+
+
 def test_what_ultralytics_writes(tmp_path: Path) -> None:
     path = model(
         tmp_path / "yolo.onnx",
@@ -339,6 +363,9 @@ LABELS = [f"class {i}" for i in range(10)]
             ),
         ),
         ("class_names", ",".join(LABELS)),
+        ("names", json.dumps(", ".join(LABELS))),
+        ("names", repr(", ".join(LABELS))),
+        ("names", json.dumps(json.dumps(LABELS))),
         ("labels", "; ".join(LABELS)),
         ("labels", "|".join(LABELS)),
         ("labels", "\ufeff" + "\r\n".join(LABELS) + "\r\n"),
@@ -370,6 +397,7 @@ def test_labels_in_the_metadata(tmp_path: Path, key: str, text: str) -> None:
         ("categories", json.dumps([{"id": str(i), "name": ""} for i in range(10)])),
         ("labels", ",".join("x" * 100 for _ in LABELS)),
         ("labels", ";;;;;;;;;"),
+        ("labels", json.dumps("ten, as in the paper")),
         ("config", json.dumps({str(i): label for i, label in enumerate(LABELS)})),
         ("config", json.dumps({"note": LABELS})),
     ],
