@@ -58,6 +58,8 @@ _CONVERTED = {
     "gray": "is gray: the channel is repeated",
 }
 _GUESS = "a guess"
+_SAMPLE_RATE = 16000
+_RATES = {"sr", "fs", "samplerate", "samplingrate", "inputsamplerate"}
 # Nodes that change no value of what they are given.
 _SAME_VALUES = {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Cast", "Transpose"}
 _PROBABILITIES = ("Softmax", "Sigmoid")
@@ -176,7 +178,7 @@ def draft_project(
     _check_place(out)
     if not overwrite:
         _check_absent(out)
-    loaded = read_model(ModelSpec(path=model))
+    loaded, rates = _read(model)
     known = read_exporter(loaded)
     lines: list[Line] = [
         _name(model),
@@ -215,10 +217,11 @@ def draft_project(
     takes = "photo" if picture is not None else _rows_or_else(loaded.inputs, shapes)
     if takes != "rows" and not after and not names and expected is None:
         after = _numbers_only(loaded)
-    questions += [f"what shape has '{line.key}'? (see [shapes])" for line in shapes if line.guessed]
+    questions += _asked_numbers(shapes, rates)
     spec_of_all = ModelSpec(
         path=model,
         shapes={line.key: line.value for line in shapes},
+        constants={line.key: line.value for line in rates},
         states={line.key: line.value for line in states},
     )
     if picture is not None:
@@ -233,8 +236,8 @@ def draft_project(
     lines = [*_try_scores(lines, spec_of_all), *made_inputs]
     return Draft(
         path=out,
-        text=_text(lines, shapes, (*_known_states(loaded), *states, *asked), table, after),
-        lines=(*lines, *shapes, *states, *table, *after),
+        text=_text(lines, shapes, rates, (*_known_states(loaded), *states, *asked), table, after),
+        lines=(*lines, *shapes, *rates, *states, *table, *after),
         open=(*questions, *_passed_over(loaded, found)),
         labels=made,
         tensors=tuple((out.parent / name, tensor) for name, tensor in tensors.items()),
@@ -305,6 +308,36 @@ def _write(path: Path, text: str) -> None:
 
 
 # --- what the model itself says ---------------------------------------------------------------
+
+
+def _read(model: Path) -> tuple[LoadedModel, tuple[Line, ...]]:
+    """The model, and the lines of [set]; these inputs are constants in it."""
+    loaded = read_model(ModelSpec(path=model))
+    rates = _sample_rates(loaded)
+    if rates:
+        constants = {line.key: line.value for line in rates}
+        loaded = read_model(ModelSpec(path=model, constants=constants))
+    return loaded, rates
+
+
+def _asked_numbers(shapes: Sequence[Line], rates: Sequence[Line]) -> list[str]:
+    asked = ["at what rate is the sound sampled? (see [set])"] if rates else []
+    return asked + [
+        f"what shape has '{line.key}'? (see [shapes])" for line in shapes if line.guessed
+    ]
+
+
+def _sample_rates(model: LoadedModel) -> tuple[Line, ...]:
+    """The inputs that are one whole number, the sample rate of a sound: what a device never
+    changes, and by which models choose the size of their window."""
+    return tuple(
+        Line(info.name, _SAMPLE_RATE, f"{_GUESS}: speech is mostly sampled at 16 kHz")
+        for info in model.inputs
+        if info.dtype in ("int32", "int64")
+        and all(size == 1 for size in info.shape)
+        and re.sub(r"[\W_]", "", info.name.casefold()) in _RATES
+        and len(model.inputs) > 1
+    )
 
 
 def _states(model: LoadedModel) -> tuple[tuple[Line, ...], tuple[TensorInfo, ...]]:
@@ -779,6 +812,7 @@ def _key(name: str) -> str:
 def _text(
     lines: Sequence[Line],
     shapes: Sequence[Line],
+    constants: Sequence[Line],
     states: Sequence[Line | str],
     table: Sequence[Line],
     after: Sequence[Line],
@@ -788,6 +822,8 @@ def _text(
     text += ["# Paths are relative to this file.", "[project]", *map(_written, lines)]
     if shapes:
         text += ["", "[shapes]", *map(_written, shapes)]
+    if constants:
+        text += ["", "[set]", *map(_written, constants)]
     if states:
         text += ["", "[states]"]
         text += [line if isinstance(line, str) else _written(line) for line in states]

@@ -314,6 +314,31 @@ def test_a_photo_is_taken_as_it_comes(
         assert main(["check", "--project", str(draft.path)]) == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype", "is_rate"),
+    [
+        ("sr", (), TensorProto.INT64, True),
+        ("sample_rate", (1,), TensorProto.INT32, True),
+        ("SamplingRate", (), TensorProto.INT64, True),
+        ("sr", (4,), TensorProto.INT64, False),
+        ("sr", (1,), TensorProto.FLOAT, False),
+        ("steps", (), TensorProto.INT64, False),
+    ],
+)
+def test_a_sample_rate_is_a_constant(
+    name: str, shape: tuple[int, ...], dtype: int, is_rate: bool, tmp_path: Path
+) -> None:
+    """As in speech detectors, whose window follows from it."""
+    b = Builder()
+    rate = b.op("ReduceMax", b.op("Cast", name, to=TensorProto.FLOAT), keepdims=0)
+    b.op("Mul", b.op("ReduceMean", "sound", axes=[1], keepdims=0), rate, outputs=["y"])
+    proto = b.model({"sound": [1, 512], name: shape}, {"y": [1]}, dtypes={name: dtype}, opset=17)
+    onnx.save(proto, tmp_path / "net.onnx")
+    draft, project = drafted(tmp_path / "net.onnx")
+    assert project.constants == ({name: 16000} if is_rate else {})
+    assert ("at what rate is the sound sampled? (see [set])" in draft.open) == is_rate
+
+
 def test_what_ultralytics_writes(tmp_path: Path) -> None:
     path = model(
         tmp_path / "yolo.onnx",
