@@ -36,7 +36,7 @@ NOT_INJECTED = {
 }  # fmt: skip
 # These compute, and ask the kernel nothing.
 PURE = re.compile(
-    r"_|mem|str|is(alpha|space)|sig(add|empty)set|getenv|setenv|unsetenv|v?snprintf|ato[il]|floor|gmtime_r|mktime|timegm|gnu_dev"
+    r"_|mem|str|is(alpha|space)|sig(add|empty)set|getenv|setenv|unsetenv|v?snprintf|ato[il]|floor|sqrt|gmtime_r|mktime|timegm|gnu_dev"
 )
 
 
