@@ -64,6 +64,7 @@ def project_samples() -> Iterator[_Values]:
     sink |= {"username": "door", "password_file": "/etc/door"}
     yield {"project": {}, "sink": [sink], "when": [{"name": "a", "class": "b", "run": ["/bin/a"]}]}
     stage = {"name": "a", "model": "model.onnx", "shapes": {FREE: [1]}, "labels": "labels.txt"}
+    stage["states"] = {FREE: "out"}
     side = {"height": 8, "width": 8}
     for mode in MODES:
         resize = {"mode": mode, **({"size": 8} if mode == "shortest" else side)}

@@ -153,7 +153,7 @@ def test_without_a_service_nothing_is_done(
 def test_a_link_that_is_lost_while_a_model_is_compiled_is_made_again(
     opened: list[str], tmp_path: Path, board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connection = Connection(lambda _: Counted(tmp_path / "home"))
+    connection = Connection(lambda *_: Counted(tmp_path / "home"))
     device = connection.to(board)
     assert connection.to(board) is device
 
