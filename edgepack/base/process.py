@@ -247,6 +247,7 @@ def _kill_family(pid: int) -> None:
             os.killpg(pid, signal.SIGKILL)
 
 
+_PROC = Path("/proc")
 _GUARD = f"import {__name__} as p; p.guard()"
 
 
@@ -339,9 +340,15 @@ class Process(NamedTuple):
 
 def processes() -> Iterator[Process]:
     """Those that run, by Linux's /proc: none where there is none."""
-    for state in Path("/proc").glob("[0-9]*/stat"):
+    try:
+        # Not by a pattern: one that ends meanwhile is an error to Path.glob.
+        folders = [*_PROC.iterdir()]
+    except OSError:
+        return
+    for folder in folders:
         with contextlib.suppress(OSError, IndexError, ValueError):
+            pid = int(folder.name)
             # The name in parentheses may hold anything.
-            status, *numbers = state.read_bytes().rpartition(b")")[2].split()[:4]
+            status, *numbers = (folder / "stat").read_bytes().rpartition(b")")[2].split()[:4]
             if status not in (b"Z", b"X"):
-                yield Process(int(state.parent.name), *map(int, numbers))
+                yield Process(pid, *map(int, numbers))

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from edgepack import virtual
+from edgepack.base.process import processes
 from edgepack.boards import get_board
 from edgepack.bundle.bundle import Bundle
 from edgepack.cli import main
@@ -221,10 +222,8 @@ def test_an_ansible_inventory_behind_a_jump_host(
 def _boards_mb() -> int:
     """Memory of all processes of all boards: each page counted once (PSS)."""
     children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(stat.parent.name))
+    for one in processes():
+        children.setdefault(one.parent, []).append(one.pid)
     todo = [board.pid for board in virtual.list_running()]
     total_kb = 0
     while todo:

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import errno
+import io
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from edgepack.base import process
 from edgepack.base.errors import ToolchainError
 from edgepack.base.process import Beside, kill, processes, run
 from tests.support import require_tool
@@ -55,6 +60,37 @@ def test_a_child_that_starts_after_the_failure_ends_too(tmp_path: Path) -> None:
     beside.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     with pytest.raises(ToolchainError, match="exit code -9"):
         slow.result()
+
+
+def test_processes_that_end_while_they_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for /proc: the moment between its list and a look at one of them cannot be had on
+    command. The kernel then says ESRCH, of the file or of the folder."""
+    assert os.getpid() in {one.pid for one in processes()}
+    for number in range(1, 5):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "stat").write_text(f"{number} (a) b) S 1 {number} {number} 0\n")
+    (tmp_path / "5").mkdir()
+    (tmp_path / "self").mkdir()
+    (tmp_path / "6").write_text("")
+    monkeypatch.setattr(process, "_PROC", tmp_path)
+    stat = os.stat
+    open_file = io.open
+
+    def gone(call: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(path: Any, *words: Any, **named: Any) -> Any:
+            if str(path).startswith(str(tmp_path / "2")):
+                raise ProcessLookupError(errno.ESRCH, "No such process")
+            return call(path, *words, **named)
+
+        return ask
+
+    monkeypatch.setattr(os, "stat", gone(stat))
+    monkeypatch.setattr(io, "open", gone(open_file))
+    assert sorted(processes()) == [(1, 1, 1, 1), (3, 1, 3, 3), (4, 1, 4, 4)]
+    monkeypatch.setattr(process, "_PROC", tmp_path / "none")
+    assert [*processes()] == []
 
 
 def compilers(source: Path) -> set[int]:
