@@ -22,6 +22,7 @@ from edgepack.bundle.service import Service
 from tests import fake_app
 from tests.bundles import FakeTool
 from tests.device_tool import host_tool
+from tests.support import parent
 
 LOGIN, APP = "daemon", "nobody"
 
@@ -118,14 +119,6 @@ def test_three_logs_of_talk_and_a_restart(rig: Rig) -> None:
         assert sum(sizes) > 10**6
         assert max(sizes) <= 1 << 20
         rig.log.write_text("")
-
-
-def parent(pid: int) -> int | None:
-    """The process above one that may have ended meanwhile."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except (FileNotFoundError, ProcessLookupError):
-        return None
 
 
 def test_who_it_never_is(rig: Rig) -> None:

@@ -519,6 +519,16 @@ def test_when_runs_a_program_after_a_while_and_not_too_often(program: Path, tmp_
     assert [json.loads(text)["boxes"][1]["score"] for text in rung[1::2]] == [0.7, 0.7]
 
 
+def test_what_the_last_line_wants_is_done(program: Path, tmp_path: Path) -> None:
+    """However soon after it the app ends: nearly all of these have not begun by then."""
+    names = [f"last-{number}" for number in range(16)]
+    rules = [when(name=name, run=["/bin/cp", "/dev/stdin", str(tmp_path / name)]) for name in names]
+    with running(program, tmp_path, rules=rules) as sinks:
+        sinks.say(line(0, 0.9))
+        sinks.end()
+    assert [json.loads((tmp_path / name).read_text())["frame"] for name in names] == [0] * 16
+
+
 def test_when_boxes_are_tracked_one_has_to_stay(program: Path, tmp_path: Path) -> None:
     script = tmp_path / "ring"
     script.write_text(f"#!/bin/sh\ncat >> {tmp_path}/rung\n")

@@ -25,7 +25,8 @@ namespace {
 constexpr timeval kTakeLimit = {1, 0};
 constexpr std::chrono::milliseconds kRestart(1000);
 constexpr std::size_t kSharedBytes = 32U << 10U;
-constexpr int kEndTries = 400;
+/// Longer than the program takes at most, less than a supervisor gives the app.
+constexpr int kEndTries = 700;
 constexpr useconds_t kEndPause = 10000;
 /// What the program finds its part of the metrics by; above what it opens itself.
 constexpr int kLeastFd = 10;

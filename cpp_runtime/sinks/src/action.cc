@@ -47,9 +47,9 @@ void Action::Stop() {
 
 void Action::Run() {
   std::unique_lock<std::mutex> lock(mutex_);
-  while (!stop_) {
+  while (true) {
     changed_.wait(lock, [&] { return stop_ || wanted_; });
-    if (stop_) break;
+    if (!wanted_) break;  // the last lines may want it, too
     const std::string line = *std::exchange(wanted_, std::nullopt);
     busy_ = true;
     lock.unlock();

@@ -34,6 +34,7 @@ namespace {
 constexpr std::size_t kMostLine = 1U << 20U;
 constexpr std::size_t kMetricsBytes = 32U << 10U;
 constexpr double kTickS = 1;
+/// Less than the app waits for it.
 constexpr double kEndS = 5;
 
 /// Threads that end by themselves, or not at all.
