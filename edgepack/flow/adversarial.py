@@ -139,18 +139,20 @@ def compare_odd(
     built: CompiledModel,
     cases: Mapping[str, Sequence[Array]],
     tolerance: float,
+    made: Sequence[list[Array] | str] | None = None,
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, str] | None]:
     """The cases that told something, what differs in them by choice, and the first that is wrong
     with what is.
 
     Values are to be of the reference's kind, and near it where they are finite. Where it refuses an
     input, so may the board's code, or give what it likes; where other ways of the reference give
-    other kinds, nothing can be said.
+    other kinds, nothing can be said. `made` is what `run_all` gives, if it was asked before.
     """
     told: list[str] = []
     choices: list[str] = []
     wanted = reference_outputs(model, list(cases.values()), built.floats)
-    made = _run_all(board, built, list(cases.values()))
+    if made is None:
+        made = run_all(board, built, list(cases.values()))
     for (case, inputs), due, got in zip(cases.items(), wanted, made, strict=True):
         if isinstance(got, str):
             if got or due is not None:
@@ -173,25 +175,25 @@ def compare_odd(
     return tuple(told), tuple(choices), None
 
 
-def _run_all(
+def run_all(
     board: Board, built: CompiledModel, cases: Sequence[Sequence[Array]]
 ) -> list[list[Array] | str]:
     """For each case the outputs; "" if the board's code refuses the input, else how it crashed."""
     try:
         if board.is_local:
-            outputs: list[list[Array] | str] = Apart().call(_run_here, built.folder, cases)
+            outputs: list[list[Array] | str] = Apart().call(run_here, built.folder, cases)
             return outputs
         return list(run_emulated(built.folder, board, cases))
     except (CrashError, EmulationError) as error:
         if len(cases) > 1:
-            return [_run_all(board, built, [inputs])[0] for inputs in cases]
+            return [run_all(board, built, [inputs])[0] for inputs in cases]
         if isinstance(error, CrashError):
             return [f"it crashes ({error.how})"]
         # plan_runner.c's own exit code for a kernel that says it failed.
         return ["" if "exit code 3:" in error.message else f"it crashes ({error.message})"]
 
 
-def _run_here(folder: Path, cases: Sequence[Sequence[Array]]) -> list[list[Array] | str]:
+def run_here(folder: Path, cases: Sequence[Sequence[Array]]) -> list[list[Array] | str]:
     """The same on this machine, in a process that may crash."""
     made: list[list[Array] | str] = []
     for inputs in cases:

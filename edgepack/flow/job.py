@@ -523,13 +523,13 @@ class _Proven:
     tolerance: float
 
 
-def _refuse_early(job: Job, progress: Progress) -> None:
+def _refuse_early(job: Job, progress: Progress) -> Golden | None:
     """Refuse what the reference alone shows to be wrong with the golden input, before the compiler
-    has worked for it. Raises `SenselessGoldenError`, `ExpectedClassError`, and what `golden_crops`
-    raises.
+    has worked for it; the golden input and outputs, if the compiler will not change them. Raises
+    `SenselessGoldenError`, `ExpectedClassError`, and what `golden_crops` raises.
     """
     if _is_compiled(job):
-        return  # the comparison, which comes next, says the same
+        return None  # the comparison, which comes next, says the same
     from edgepack.frontend.operator_form import is_quantized
 
     progress.step("running the reference (onnxruntime)")
@@ -541,13 +541,14 @@ def _refuse_early(job: Job, progress: Progress) -> None:
             given = golden_words(job.project)
             check_tells(job.model, golden.inputs, golden.outputs, given=given)
     except ReferenceRunError:
-        return  # the compiler says more of a model that cannot be run
+        return None  # the compiler says more of a model that cannot be run
     except ExpectedClassError:
         if is_certain:
             raise
-        return
+        return None
     for _, own in stage_jobs(job, golden) if is_certain else ():
         _refuse_early(own, progress)
+    return golden if is_certain else None
 
 
 def _is_compiled(job: Job) -> bool:
@@ -560,15 +561,16 @@ def _is_compiled(job: Job) -> bool:
     return True
 
 
-def _prove(job: Job, progress: Progress) -> _Proven:
-    """The job's model, compiled and compared with the reference."""
+def _prove(job: Job, progress: Progress, golden: Golden | None = None) -> _Proven:
+    """The job's model, compiled and compared with the reference; `golden` as `_refuse_early`."""
     compiled = compile_job(job, progress=progress)
     other = cpu_job(job)
     on_cpu = None if other is None else compile_job(other, progress=progress)
     # What is tried here: of two plans that of the CPU.
     tried = job if other is None else other
-    progress.step("running the reference (onnxruntime)")
-    golden = _golden(job, compiled.floats)
+    if golden is None:
+        progress.step("running the reference (onnxruntime)")
+        golden = _golden(job, compiled.floats)
     verified = Verified()
     tolerance = tolerance_of(job.project, job.model, compiled)
     if job.project.verify and gpu_of(tried) is not None:
@@ -661,7 +663,7 @@ def package_job(job: Job, out: str | Path, *, progress: Progress = NO_PROGRESS) 
     out = Path(out)
     chosen = job.toolchain.toolchain
     need_programs(job.board, chosen)
-    _refuse_early(job, progress)
+    golden = _refuse_early(job, progress)
     progress.step(f"toolchain: {chosen.title}: {job.toolchain.reason}")
     with Beside() as beside:
         app = beside.start(build_runtime, job.board, chosen, progress=progress)
@@ -671,7 +673,7 @@ def package_job(job: Job, out: str | Path, *, progress: Progress = NO_PROGRESS) 
             if job.project.sinks
             else None
         )
-        proven = _prove(job, progress)
+        proven = _prove(job, progress, golden)
         stages = _prove_stages(job, proven, progress)
         compiled, on_cpu, golden = proven.compiled, proven.on_cpu, proven.golden
         end_step()

@@ -28,7 +28,7 @@ from edgepack.compiler import CompiledModel, compile_with
 from edgepack.compiler.backend.run import run_plan
 from edgepack.compiler.limited import limits_for, within
 from edgepack.compiler.settings import CompileSettings
-from edgepack.flow.adversarial import PAST, compare_odd, odd_cases
+from edgepack.flow.adversarial import PAST, compare_odd, odd_cases, run_here
 from edgepack.flow.golden import SenselessGoldenError, check_golden
 from edgepack.flow.ranking import in_order_of, is_drawn
 from edgepack.flow.reference import (
@@ -67,6 +67,8 @@ _EMULATED_MACS = 1_500_000_000
 # What odd inputs may take: so many, and this share of a network's. NaN is emulated at a third of
 # the speed of other numbers, and packing is to take a seventh more by them at most.
 _ODD_MACS, _ODD_SHARE = 35_000_000, 0.36
+# The same where a build for this machine runs them.
+_LOCAL_ODD_MACS, _LEAST_LOCAL_ODD = 6_000_000_000, 3
 # And where only that tells in which order the rows of the golden outputs come: some 5 minutes.
 _ORDERED_MACS = 20_000_000_000
 _SOURCES = (
@@ -168,9 +170,13 @@ def verify(
             some = {name: cases[name] for name in where.cases}
             there = _check(model, some, tolerance, board, built, precision, given)
         local = get_board("local")
+        ran = _Ran()
+        odd: Cases = {}
         if where.local:
             progress.step("comparing a build for this machine with the reference")
-            here = _check(model, cases, tolerance, local, own, precision, given)
+            odd = _quick_odd_cases(model, golden, local, own)
+            ran = _run_local(own.folder, cases, odd)
+            here = _check(model, cases, tolerance, local, own, precision, given, ran.outputs)
             macs = sum(layer.macs for layer in built.layers)
             if here.golden is not None and not where.cases and not board.is_local:
                 if emulator(board) is None or macs > _ORDERED_MACS:
@@ -185,10 +191,11 @@ def verify(
             tolerance=max(here.tolerance, there.tolerance),
         )
         progress.step("comparing what it makes of odd inputs: NaN, infinities, limits")
-        pairs = [(board, built)] if where.cases else []
-        pairs += [(local, own)] if where.local else []
-        for which, code in pairs:
-            verified = _check_odd(model, golden, which, code, verified)
+        if where.cases:
+            odd_there = _quick_odd_cases(model, golden, board, built)
+            verified = _check_odd(model, odd_there, board, built, verified)
+        if where.local:
+            verified = _check_odd(model, odd, local, own, verified, ran.odd)
         return _remembered(verified, here.golden if board.is_local else there.golden)
 
     return _recalled(keep_file(done, compare_all))
@@ -203,25 +210,59 @@ def _hashes(folder: Path) -> dict[str, str]:
     }
 
 
+def _quick_odd_cases(
+    model: LoadedModel, golden: Sequence[Array], board: Board, built: CompiledModel
+) -> Cases:
+    """Of the odd inputs as many as are quick, those first that tell most."""
+    if has_endless_loop(model.proto):
+        return {}
+    cases = odd_cases(model, golden)
+    macs = max(1, sum(layer.macs for layer in built.layers))
+    if board.is_local:
+        most = max(_LEAST_LOCAL_ODD, _LOCAL_ODD_MACS // macs)
+    else:
+        most = int(_ODD_SHARE + _ODD_MACS / macs)
+    quick = list(cases)[:most]
+    # What is past its bounds is refused by the first kernel that reads it.
+    return {name: inputs for name, inputs in cases.items() if name in quick or name == PAST}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ran:
+    """The outputs for cases, and what came of odd ones (see `run_all`); None if it crashed."""
+
+    outputs: list[list[Array]] | None = None
+    odd: list[list[Array] | str] | None = None
+
+
+def _run_local(folder: Path, cases: Cases, odd: Cases) -> _Ran:
+    """Both in one process of their own: much of what they cost is its start."""
+    try:
+        return Apart().call(_run_both, folder, list(cases.values()), list(odd.values()))
+    except CrashError:
+        return _Ran()  # each tells by itself at what
+
+
+def _run_both(
+    folder: Path, cases: Sequence[Sequence[Array]], odd: Sequence[Sequence[Array]]
+) -> _Ran:
+    return _Ran(outputs=_run_each(folder, cases), odd=run_here(folder, odd))
+
+
 def _check_odd(
     model: LoadedModel,
-    golden: Sequence[Array],
+    cases: Cases,
     board: Board,
     built: CompiledModel,
     verified: Verified,
+    made: list[list[Array] | str] | None = None,
 ) -> Verified:
-    """`verified`, and what was found of odd inputs, as many as are quick. Raises `VerifyError`."""
-    if has_endless_loop(model.proto):
-        return verified
-    cases = odd_cases(model, golden)
-    if not board.is_local:
-        macs = max(1, sum(layer.macs for layer in built.layers))
-        quick = list(cases)[: int(_ODD_SHARE + _ODD_MACS / macs)]
-        # What is past its bounds is refused by the first kernel that reads it.
-        cases = {name: inputs for name, inputs in cases.items() if name in quick or name == PAST}
+    """`verified`, and what was found of odd inputs: of `made`, if they ran already. Raises
+    `VerifyError`."""
     if not cases:
         return verified
-    told, choices, wrong = compare_odd(model, board, built, cases, verified.tolerance)
+    tolerance = verified.tolerance
+    told, choices, wrong = compare_odd(model, board, built, cases, tolerance, made)
     if wrong is not None:
         raise VerifyError(
             f"{model.path}: for {board.name}, with {wrong[0]}, {wrong[1]}",
@@ -262,9 +303,10 @@ def _check(
     built: CompiledModel,
     precision: Precision,
     given: str,
+    outputs: list[list[Array]] | None = None,
 ) -> _Found:
-    """What was found where nothing is wrong."""
-    found = _compared(model.proto, board, built, cases, tolerance)
+    """What was found where nothing is wrong; with `outputs`, if they are there already."""
+    found = _compared(model.proto, board, built, cases, tolerance, outputs)
     others = [outputs for case, outputs in found.wanted.items() if case != _GOLDEN]
     kept = model.states.values()
     if _GOLDEN in found.wanted:
@@ -352,11 +394,17 @@ def difference(
 
 
 def _compared(
-    proto: object, board: Board, built: CompiledModel, cases: Cases, tolerance: float
+    proto: object,
+    board: Board,
+    built: CompiledModel,
+    cases: Cases,
+    tolerance: float,
+    outputs: list[list[Array]] | None = None,
 ) -> _Found:
-    outputs: list[list[Array]]
     try:
-        if board.is_local:
+        if outputs is not None:
+            pass
+        elif board.is_local:
             outputs = Apart().call(_run_each, built.folder, list(cases.values()))
         else:
             outputs = run_emulated(built.folder, board, list(cases.values()))

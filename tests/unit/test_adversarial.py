@@ -139,7 +139,7 @@ def _compare(
     def run_all(_board: object, _built: object, cases: Sequence[Sequence[Array]]) -> list[Any]:
         return [run(inputs) for inputs in cases]
 
-    monkeypatch.setattr(adversarial, "_run_all", run_all)
+    monkeypatch.setattr(adversarial, "run_all", run_all)
     monkeypatch.setattr(adversarial, "RECORDED", recorded)
     layers = [SimpleNamespace(rule=rule, dtype="float32") for rule in rules]
     built: Any = SimpleNamespace(floats=(), layers=layers, outputs=model.outputs)
