@@ -44,6 +44,7 @@ def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="N",
         help="hours between the beginnings of two phases (default: 24)",
     )
+    _add_stop(mender, "abort the deployment of this artifact to --group or --all-devices")
     mender.set_defaults(run=run_mender)
 
     hawkbit = kinds.add_parser(
@@ -92,6 +93,7 @@ def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="KEY",
         help="hawkBit's type of the distribution set (default: app)",
     )
+    _add_stop(hawkbit, "stop the rollout of this package; a server that cannot do that pauses it")
     hawkbit.set_defaults(run=run_hawkbit)
 
 
@@ -120,6 +122,19 @@ def _add_file(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--add", type=Path, required=True, metavar="FILE", help=what)
 
 
+def _add_stop(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--stop", action="store_true", help=f"{what}; devices that have the release keep it"
+    )
+
+
+def _check_stop(args: argparse.Namespace) -> None:
+    if args.phases:
+        raise UsageError("--phases and --stop do not go together")
+    if args.dry_run:
+        raise UsageError("--dry-run and --stop do not go together: the server knows what runs")
+
+
 def _add_phases(parser: argparse.ArgumentParser, note: str) -> None:
     parser.add_argument(
         "--phases",
@@ -145,6 +160,8 @@ def run_mender(args: argparse.Namespace, console: Console) -> int:
     """Upload, and deploy to whom is named."""
     from edgepack.formats import mender_server
 
+    if args.stop:
+        return _stop_mender(args, console)
     deployment = None
     if args.group is not None or args.all_devices:
         deployment = mender_server.MenderDeployment(
@@ -173,12 +190,29 @@ def run_mender(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def _stop_mender(args: argparse.Namespace, console: Console) -> int:
+    from edgepack.formats import mender_server
+
+    _check_stop(args)
+    if args.group is None and not args.all_devices:
+        raise UsageError("--stop: of whom?", hint="--group NAME or --all-devices")
+    artifact = mender_server.read_artifact(args.add)
+    done = mender_server.stop(_server(args, "MENDER_TOKEN"), artifact, args.group)
+    console.data(
+        {"artifact": done.artifact, "deployment": done.deployment, "state": done.state},
+        f"artifact    {done.artifact}\ndeployment  {done.deployment} ({done.state})",
+    )
+    return 0
+
+
 def run_hawkbit(args: argparse.Namespace, console: Console) -> int:
     """Upload, and roll out to whom is named."""
     from dataclasses import replace
 
     from edgepack.formats import hawkbit
 
+    if args.stop:
+        return _stop_hawkbit(args, console)
     for option, value in (("--success", args.success), ("--max-failed", args.max_failed)):
         if value > _WHOLE:
             raise UsageError(f"{option}: {value} is more than {_WHOLE}")
@@ -215,6 +249,24 @@ def run_hawkbit(args: argparse.Namespace, console: Console) -> int:
             "state": done.state,
         },
         "\n".join(lines),
+    )
+    return 0
+
+
+def _stop_hawkbit(args: argparse.Namespace, console: Console) -> int:
+    from edgepack.formats import hawkbit
+
+    _check_stop(args)
+    package = hawkbit.read_package(args.add)
+    done = hawkbit.stop(_server(args, "HAWKBIT_TOKEN", args.user), package)
+    console.data(
+        {
+            "module": done.name,
+            "version": done.version,
+            "rollout": done.rollout,
+            "state": done.state,
+        },
+        f"module   {done.name} {done.version}\nrollout  {done.rollout} ({done.state})",
     )
     return 0
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgepack.base.errors import TimeLimitError, UsageError
+from edgepack.base.errors import NothingThereError, TimeLimitError, UsageError
 from edgepack.base.tables import Table
 from edgepack.formats.rest import Requests, RestAnswer, ServerAnswerError, Upload
 
@@ -26,6 +26,7 @@ _FILE = re.compile(r"(?P<name>[A-Za-z0-9._-]{1,80})-(?P<release>[0-9a-f]{12})\.[
 _POLLS, _POLL_S = 150, 2.0
 _STARTED = ("starting", "running", "paused", "finished", "stopping", "stopped")
 _WAITING = "waiting_for_approval"
+_OVER = ("finished", "stopping", "stopped", "deleting", "deleted")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,16 @@ class HawkbitPublished:
     distribution_set: int
     rollout: int | None
     state: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HawkbitStopped:
+    """A rollout that goes no further, and its state: `paused` by a server that stops none."""
+
+    name: str
+    version: str
+    rollout: int
+    state: str
 
 
 def read_package(path: Path) -> HawkbitPackage:
@@ -112,6 +123,31 @@ def publish(
         rollout=started[0],
         state=started[1],
     )
+
+
+def stop(server: Requests, package: HawkbitPackage) -> HawkbitStopped:
+    """End the rollout that `publish` made; a server of a version that cannot do that pauses it.
+
+    Raises NothingThereError if there is none, and what `Requests.ask` raises.
+    """
+    name = _rollout_name(package)
+    found = next(iter(_search(server, "rollouts", {"name": name})), None)
+    if found is None:
+        raise NothingThereError(f"there is no rollout {name}")
+    number, state = found.take("id", int), found.take("status", str)
+    path = f"{_API}/rollouts/{number}"
+    if state not in _OVER:
+        answer = server.ask("POST", f"{path}/stop", expected=(200, 204, 404))
+        if answer.status != 404:
+            state = "stopping"
+        elif state != "paused":
+            server.ask("POST", f"{path}/pause", expected=(200, 204))
+            state = "paused"
+    return HawkbitStopped(name=package.name, version=package.version, rollout=number, state=state)
+
+
+def _rollout_name(package: HawkbitPackage) -> str:
+    return f"{package.name} {package.version}"
 
 
 def _find_or_make(server: Requests, kind: str, package: HawkbitPackage, more: Any) -> int:
@@ -168,7 +204,7 @@ def _start(
     sleep: Callable[[float], object],
 ) -> tuple[int, str]:
     """The rollout's id and state, once it was started or was found to be so."""
-    name = f"{package.name} {package.version}"
+    name = _rollout_name(package)
     found = next(iter(_search(server, "rollouts", {"name": name})), None)
     path = f"{_API}/rollouts"
     if found is None:

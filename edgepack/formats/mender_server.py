@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from edgepack.base.errors import UsageError
+from edgepack.base.errors import NothingThereError, UsageError
 from edgepack.base.tables import Table, parse_json
 from edgepack.formats.rest import Requests, RestAnswer, ServerAnswerError, Upload
 
@@ -55,6 +55,15 @@ class MenderPublished:
     uploaded: bool
     deployment: str | None
     created: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class MenderStopped:
+    """A deployment that is over: by this run (`aborted`), or before it (`finished`)."""
+
+    artifact: str
+    deployment: str
+    state: str
 
 
 def read_artifact(path: Path) -> MenderArtifact:
@@ -106,15 +115,42 @@ def publish(
     )
 
 
+def stop(server: Requests, artifact: MenderArtifact, group: str | None = None) -> MenderStopped:
+    """End the deployment that `publish` made: who does not have the artifact yet does not get it.
+
+    Raises NothingThereError if there is none, and what `Requests.ask` raises.
+    """
+    name = _deployment_name(artifact.name, group)
+    known = _find_deployment(server, name, artifact.name)
+    if known is None:
+        raise NothingThereError(
+            f"there is no deployment {name}", hint="stop the group that you published to"
+        )
+    number, state = known.take("id", str), known.take("status", str)
+    if state != "finished":
+        server.ask(
+            "PUT",
+            f"{_API}/deployments/{urllib.parse.quote(number, safe='')}/status",
+            body={"status": "aborted"},
+            expected=(204,),
+        )
+        state = "aborted"
+    return MenderStopped(artifact=artifact.name, deployment=number, state=state)
+
+
+def _deployment_name(artifact: str, group: str | None) -> str:
+    return artifact if group is None else f"{artifact} {group}"
+
+
 def _deploy(
     server: Requests, artifact: str, deployment: MenderDeployment
 ) -> tuple[str | None, bool]:
     """The deployment's id, and whether it is new."""
     group = deployment.group
-    name = artifact if group is None else f"{artifact} {group}"
+    name = _deployment_name(artifact, group)
     known = _find_deployment(server, name, artifact)
     if known is not None:
-        return known, False
+        return known.take("id", str), False
     body: dict[str, Any] = {"name": name, "artifact_name": artifact}
     where = f"{_API}/deployments"
     if group is None:
@@ -142,8 +178,8 @@ def _is_there(server: Requests, artifact: MenderArtifact) -> bool:
     return False
 
 
-def _find_deployment(server: Requests, name: str, artifact: str) -> str | None:
-    """The id of a deployment of that name, for servers with the API's version 2 and before."""
+def _find_deployment(server: Requests, name: str, artifact: str) -> Table | None:
+    """A deployment of that name, for servers with the API's version 2 and before."""
     for path in (
         f"{_API_2}/deployments?{urllib.parse.urlencode({'name': name, 'per_page': 500})}",
         f"{_API}/deployments?{urllib.parse.urlencode({'search': name, 'per_page': 500})}",
@@ -151,7 +187,7 @@ def _find_deployment(server: Requests, name: str, artifact: str) -> str | None:
         answer = server.ask("GET", path, expected=(200, 404))
         for entry in _entries(answer, path):
             if (entry.take("name", str), entry.take("artifact_name", str)) == (name, artifact):
-                return entry.take("id", str)
+                return entry
         if answer.status == 200:
             break
     return None

@@ -159,6 +159,29 @@ def test_a_run_that_was_cut_is_run_again(artifact: Path) -> None:
         assert len(server.artifacts) == len(server.deployments) == 1
 
 
+def test_mender_stops_what_it_was_told_to_deploy(
+    artifact: Path, token: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = Mender(authorization=bearer())
+    with running(server) as url:
+        words = ["publish", "mender", url, "--add", str(artifact), "--token-file", str(token)]
+        for group in ("canary", "shop floor"):
+            assert main([*words, "--group", group]) == 0
+        capsys.readouterr()
+        stop = [*words, "--stop", "--group", "shop floor", "--json"]
+        assert main(stop) == 0
+        said = json.loads(capsys.readouterr().out)
+        assert said == {"artifact": NAME, "deployment": "d-1", "state": "aborted"}
+        assert [one["status"] for one in server.deployments] == ["pending", "finished"]
+        # Again: it is over, and nothing is sent.
+        server.requests.clear()
+        assert main(stop) == 0
+        assert json.loads(capsys.readouterr().out) == {**said, "state": "finished"}
+        assert {method for method, _ in server.requests} == {"GET"}
+        assert main([*words, "--stop", "--all-devices"]) == 12
+        assert f"there is no deployment {NAME}" in capsys.readouterr().err
+
+
 def test_files_that_are_no_artifacts(tmp_path: Path, artifact: Path) -> None:
     (tmp_path / "text.mender").write_text("none")
     with tarfile.open(tmp_path / "other.mender", "w") as archive:
@@ -259,6 +282,27 @@ def test_a_rollout_that_is_never_ready_and_one_that_failed(artifact: Path) -> No
         server.rollouts[0]["status"] = "error_creating"
         with pytest.raises(ServerAnswerError, match="'error_creating'"):
             hawkbit.publish(to, package, rollout)
+
+
+@pytest.mark.parametrize(("can_stop", "state"), [(True, "stopping"), (False, "paused")])
+def test_hawkbit_stops_a_rollout_or_pauses_it(
+    artifact: Path, token: Path, capsys: pytest.CaptureFixture[str], can_stop: bool, state: str
+) -> None:
+    server = Hawkbit(authorization=bearer(), can_stop=can_stop)
+    with running(server) as url:
+        words = ["publish", "hawkbit", url, "--add", str(artifact), "--token-file", str(token)]
+        stop = [*words, "--stop", "--json"]
+        assert main(stop) == 12
+        assert "there is no rollout edgepack-tiny-rasp3b 0123456789ab" in capsys.readouterr().err
+        assert main([*words, "--targets", "name==*"]) == 0
+        capsys.readouterr()
+        for _ in range(2):
+            assert main(stop) == 0
+            assert json.loads(capsys.readouterr().out) == {
+                "module": "edgepack-tiny-rasp3b", "version": "0123456789ab", "rollout": 1,
+                "state": state,
+            }  # fmt: skip
+            assert server.rollouts[0]["status"] == state
 
 
 # --- what can come back ---
@@ -450,6 +494,10 @@ def test_options_that_do_not_fit(artifact: Path, capsys: pytest.CaptureFixture[s
     for words, said in (
         ([*mender, "--phases", "5,100"], "of whom"),
         ([*hawk, "--phases", "5,100"], "of whom"),
+        ([*mender[:-1], "--stop"], "of whom"),
+        ([*mender, "--group", "a", "--stop"], "the server knows"),
+        ([*hawk, "--stop"], "the server knows"),
+        ([*hawk, "--stop", "--phases", "5,100"], "do not go together"),
         ([*mender, "--group", "a", "--all-devices"], "not allowed"),
         ([*mender, "--group", "a", "--phases", "5,25"], "does not rise"),
         ([*mender, "--group", "a", "--phases", "25,5,100"], "does not rise"),

@@ -121,6 +121,16 @@ class Mender(StandIn):
             number = f"d-{len(self.deployments)}"
             self.deployments.append({**body, "id": number, "status": "pending"})
             return 201, None, {"Location": f"./deployments/{number}"}
+        status = re.fullmatch(f"{v1}/deployments/d-(\\d+)/status", path)
+        if method == "PUT" and status:
+            check(body, {"status": str}, {"status"})
+            if body["status"] != "aborted":
+                raise WrongRequestError(body["status"])
+            one = self.deployments[int(status[1])]
+            if one["status"] == "finished":
+                return 422, {"error": "deployment already finished"}, {}
+            one["status"] = "finished"
+            return 204, None, {}
         return 404, {"error": "not found"}, {}
 
 
@@ -144,6 +154,7 @@ class Hawkbit(StandIn):
     sets: list[dict[str, Any]] = field(default_factory=list)
     rollouts: list[dict[str, Any]] = field(default_factory=list)
     artifacts: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    can_stop: bool = True
     LISTS: ClassVar = {
         "softwaremodules": "modules",
         "distributionsets": "sets",
@@ -210,6 +221,14 @@ class Hawkbit(StandIn):
                     return 400, {"message": "Rollout can only be started in state ready"}, {}
                 one["status"] = "running"
                 return 200, None, {}
+        if (match := re.fullmatch(r"rollouts/(\d+)/(stop|pause)", kind)) and method == "POST":
+            if match[2] == "stop" and not self.can_stop:
+                return 404, None, {}
+            one = self.rollouts[int(match[1]) - 1]
+            if match[2] == "pause" and one["status"] != "running":
+                return 400, {"message": "Rollout can only be paused in state running"}, {}
+            one["status"] = "stopping" if match[2] == "stop" else "paused"
+            return 204, None, {}
         return 404, {"message": "not found"}, {}
 
     @staticmethod
@@ -267,7 +286,7 @@ def running(server: StandIn, certificate: Path | None = None) -> Iterator[str]:
             except WrongRequestError as error:
                 return 400, {"error": str(error), "message": str(error)}, {}
 
-        do_GET = do_POST = handle_one  # noqa: N815 - the names of http.server
+        do_GET = do_POST = do_PUT = handle_one  # noqa: N815 - the names of http.server
 
         def log_message(self, *args: object) -> None:
             pass
