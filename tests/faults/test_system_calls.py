@@ -25,14 +25,14 @@ from tests.support import require_tool
 SEED = 20261122
 SHORT, LONG = 40, 5000
 # Imports of the tool that make system calls, and cannot fail, or whose failure is of no use to it:
-# of close, the descriptor is gone either way; accept4, listen and setpriority only a trial has, see
-# test_trial; the rest only root's supervisor has, see test_service_accounts.
+# of close, the descriptor is gone either way; accept4, listen, setpriority and setreuid only a
+# trial has, see test_trial; the rest only root's supervisor has, see test_service_accounts.
 NOT_INJECTED = {
     "close", "closedir", "fclose", "ferror", "fflush", "fgets", "fwrite", "fprintf", "fputs",
     "printf", "_exit", "abort", "raise", "kill", "signal", "sigprocmask", "setsid", "umask",
     "prctl", "getpid", "getppid", "getpgid", "getuid", "geteuid", "setgid", "setuid",
-    "setgroups", "fgetgrent", "accept4", "listen", "setpriority", "syscall", "mount", "unshare",
-    "sysconf", "malloc", "realloc", "free",
+    "setgroups", "setreuid", "fgetgrent", "accept4", "listen", "setpriority", "syscall",
+    "mount", "unshare", "sysconf", "malloc", "realloc", "free",
 }  # fmt: skip
 # These compute, and ask the kernel nothing.
 PURE = re.compile(

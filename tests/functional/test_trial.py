@@ -201,6 +201,8 @@ def test_what_the_candidate_may(board: Board) -> None:
         facts = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
         # A filter (2), which nothing that it starts can leave.
         assert (facts["Seccomp"], facts["NoNewPrivs"]) == ("2", "1")
+        # Root's candidate has none of root's rights.
+        assert (int(facts["CapEff"], 16), int(facts["CapPrm"], 16)) == (0, 0)
         assert os.sched_getscheduler(process) == os.SCHED_IDLE
         assert os.getpriority(os.PRIO_PROCESS, process) == 19
         assert Path(f"/proc/{process}/oom_score_adj").read_text() == "1000\n"
@@ -334,6 +336,12 @@ def test_a_service_of_another_account_takes_part(bundles: dict[str, Bundle]) -> 
         board.deploy("same", replace(RULES, seconds=600))
         with board.live("nobody"):
             board.until(lambda it: it.pictures > 0)
+            # Root's candidate is nobody, where nobody can reach it.
+            (process,) = board.candidates("same")
+            text = Path(f"/proc/{process}/status").read_text()
+            assert "\nUid:\t65534\t65534\t65534\t65534\n" in text
+            assert "\nGid:\t65534\t65534\t65534\t65534\n" in text
+            assert "\nGroups:\t \n" in text
             assert board.trial("stop").agreement == 1.0
 
 

@@ -1,15 +1,19 @@
 #include "confine.h"
 
+#include <array>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <fcntl.h>
+#include <grp.h>
 #include <initializer_list>
 #include <linux/audit.h>
+#include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 #include <vector>
 
 namespace edgepack::device {
@@ -141,6 +145,20 @@ void Forbid(std::uint32_t call, int error, std::vector<sock_filter>* filter) {
 }
 
 }  // namespace
+
+bool GiveUpRoot(const std::string& program) {
+  constexpr uid_t kNobody = 65534;
+  if (geteuid() != 0) return true;
+  if (setgroups(0, nullptr) != 0 || setgid(kNobody) != 0 || setreuid(kNobody, 0) != 0) return false;
+  // Asked as the real user.
+  if (access(program.c_str(), R_OK | X_OK) == 0) return setuid(kNobody) == 0;
+  if (setreuid(0, 0) != 0 || setgid(0) != 0) return false;
+  // What root starts has them again, unless it is to have no new rights.
+  __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+  const std::array<__user_cap_data_struct, 2> none = {};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         syscall(SYS_capset, &header, none.data()) == 0;
+}
 
 bool Confine() {
   if (kArch == 0) return false;

@@ -279,9 +279,10 @@ class Candidate {
 
   [[noreturn]] void Become(const Fd& from, const Fd& to, pid_t parent) const {
     setpgid(0, 0);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(127);  // it died before
     LowerPriority();
+    if (!GiveUpRoot(program_)) _exit(kNotConfined);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);     // another user is not told
+    if (getppid() != parent) _exit(127);  // it died before
     const Fd null = OpenPath("/dev/null", O_WRONLY);
     if (dup2(from.get(), 0) < 0 || dup2(to.get(), 1) < 0 || dup2(null.get(), 2) < 0) _exit(127);
     for (const int number : {SIGPIPE, SIGHUP, SIGTERM, SIGINT}) (void)signal(number, SIG_DFL);
@@ -293,7 +294,7 @@ class Candidate {
     argv.reserve(words.size() + 1);
     for (std::string& word : words) argv.push_back(word.data());
     argv.push_back(nullptr);
-    // It reads pictures of strangers, with the rights of the releases' owner.
+    // It reads pictures of strangers.
     if (!Confine()) _exit(kNotConfined);
     execv(argv[0], argv.data());
     _exit(127);

@@ -267,6 +267,45 @@ TEST_CASE("rules out of range are refused") {
   refused([](TrialRules* rules) { rules->min_pictures = 0; });
 }
 
+TEST_CASE("root's process becomes nobody, or has no capability") {
+  if (geteuid() != 0) {
+    MESSAGE("only root gives up root");
+    return;
+  }
+  const testing::TempFolder folder;
+  const std::string secret = folder / "secret";
+  testing::WriteFile(secret, "content");
+  const std::string theirs = folder / "theirs";
+  testing::WriteFile(theirs, "content");
+  REQUIRE(chmod(secret.c_str(), 0600) == 0);
+  REQUIRE(chmod(theirs.c_str(), 0600) == 0);
+  REQUIRE(chown(theirs.c_str(), 12345, 12345) == 0);
+  const auto ends_with = [](const std::function<bool()>& check) {
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) _exit(check() ? 0 : 1);
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  };
+  const auto reads = [](const std::string& path) { return open(path.c_str(), O_RDONLY) >= 0; };
+  CHECK(ends_with([&] {
+    return GiveUpRoot("/bin/sh") && getuid() == 65534 && geteuid() == 65534 && getegid() == 65534 &&
+           setuid(0) < 0 && !reads(secret) && !reads(theirs);
+  }));
+  // Nobody can start that one.
+  CHECK(ends_with([&] {
+    return GiveUpRoot(secret) && getuid() == 0 && reads(secret) && !reads(theirs) &&
+           setuid(12345) < 0 && chown(secret.c_str(), 12345, 12345) < 0;
+  }));
+  // Nor has what it starts.
+  CHECK(ends_with([&] {
+    if (!GiveUpRoot(secret)) return false;
+    execl("/bin/sh", "sh", "-c", "! cat \"$0\"", theirs.c_str(), nullptr);
+    return false;
+  }));
+}
+
 TEST_CASE("a confined process reads, and does nothing else") {
   const testing::TempFolder folder;
   const std::string there = folder / "there";
