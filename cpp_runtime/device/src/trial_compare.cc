@@ -102,7 +102,8 @@ FoundClass ReadClass(JsonObject* object, bool nested) {
   FoundClass found;
   found.index = object->Int("index");
   if (object->HasValue("label")) found.label = object->String("label");
-  if (object->Has("score")) found.score = object->OptionalNumber("score").value_or(0);
+  // A NaN is written as null: an answer with one is none.
+  if (object->Has("score")) found.score = object->Number("score");
   if (object->Has("box")) found.box = ReadNumbers<4>(object, "box");
   if (object->Has("point")) found.points.push_back(ReadNumbers<2>(object, "point"));
   if (object->Has("points")) {

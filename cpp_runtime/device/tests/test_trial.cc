@@ -166,6 +166,23 @@ TEST_CASE("tensors agree within the tolerance") {
   CHECK(compared->difference == 3);
 }
 
+TEST_CASE("an answer with a NaN, which is written as null, agrees with nothing") {
+  const std::string dog = Top(R"({"index":1,"label":"dog","score":0.9})");
+  const std::string no_dog = Top(R"({"index":1,"label":"dog","score":null})");
+  CHECK(AgreementOf(dog, no_dog) == 0);
+  const std::string box = Boxes(R"({"index":0,"score":0.9,"box":[0,0,9,9]})");
+  CHECK(AgreementOf(box, Boxes(R"({"index":0,"score":0.9,"box":[0,0,9,null]})")) == 0);
+  CHECK(AgreementOf(box, Boxes(R"({"index":0,"score":null,"box":[0,0,9,9]})")) == 0);
+  const std::string point = R"({"keypoints":[{"index":0,"score":0.5,"point":[1,2]}]})";
+  CHECK(AgreementOf(point, R"({"keypoints":[{"index":0,"score":0.5,"point":[1,null]}]})") == 0);
+  const std::string tensor = R"({"tensors":[{"name":"y","values":[1,2]}]})";
+  const std::string no_tensor = R"({"tensors":[{"name":"y","values":[1,null]}]})";
+  CHECK(AgreementOf(tensor, no_tensor) == 0);
+  // One of the current release's says nothing about the candidate.
+  CHECK_FALSE(CompareAnswers(no_dog, dog, kTolerance));
+  CHECK_FALSE(CompareAnswers(no_tensor, no_tensor, kTolerance));
+}
+
 TEST_CASE("of models in a row the last one's answers count") {
   const auto read = [](const std::string& answers) {
     return Boxes(R"({"index":0,"score":0.9,"box":[0,0,9,9],"answers":{)" + answers + "}}");
