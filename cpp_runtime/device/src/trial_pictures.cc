@@ -1,5 +1,6 @@
 #include "trial_pictures.h"
 
+#include <algorithm>
 #include <string_view>
 #include <utility>
 
@@ -12,12 +13,25 @@ namespace {
 
 constexpr char kPictures[] = "pictures";
 constexpr std::size_t kMaxKeptAnswer = std::size_t{16} << 10U;
+constexpr std::size_t kMaxKept = 3 * kMaxKeptAnswer;
 constexpr mode_t kOwnersFolder = 0700;
 constexpr mode_t kOwnersFile = 0600;
 
 void WritePrivate(const Folder& folder, const std::string& name, const std::string& content) {
   folder.Remove(name);
   folder.Create(name, kOwnersFile).WriteAt(0, content.data(), content.size());
+}
+
+/// The agreement of a picture that was kept; 1 if that cannot be read: it is the first to go.
+double KeptAgreement(const Folder& trial, std::int64_t number) {
+  try {
+    const std::string name = std::to_string(number) + ".json";
+    const JsonDocument document(trial.Sub(kPictures).OpenFile(name).ReadAll(kMaxKept), name,
+                                "damaged");
+    return document.Root().Number("agreement");
+  } catch (const Error&) {
+    return 1;
+  }
 }
 
 }  // namespace
@@ -46,6 +60,31 @@ bool KeepPicture(const Folder& trial, std::int64_t number, const Disagreement& w
   } catch (const Error&) {
     return false;
   }
+}
+
+KeptPictures::KeptPictures(const Folder& trial, std::int64_t kept, std::int64_t most,
+                           std::uint32_t seed)
+    : trial_(trial.Clone()), most_(most), random_(seed), count_(kept) {
+  for (std::int64_t i = 0; i < kept; ++i)
+    ranks_.at(static_cast<std::size_t>(i)) = Draw(KeptAgreement(trial_, i));
+}
+
+KeptPictures::Rank KeptPictures::Draw(double agreement) {
+  random_ = random_ * 1664525U + 1013904223U;  // Knuth, TAOCP 3.3.4: its upper bits are what counts
+  return {agreement, random_};
+}
+
+void KeptPictures::Keep(const Disagreement& what) {
+  if (most_ == 0 || what.jpeg.empty()) return;
+  const Rank rank = Draw(what.agreement);
+  Rank* place = ranks_.data() + count_;
+  if (count_ >= most_) {
+    place = std::max_element(ranks_.data(), place);
+    if (rank >= *place) return;
+  }
+  if (!KeepPicture(trial_, place - ranks_.data(), what)) return;
+  *place = rank;
+  count_ = std::min(count_ + 1, most_);
 }
 
 void RemovePictures(const Folder& root) {

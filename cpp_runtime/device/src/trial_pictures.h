@@ -1,8 +1,10 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "site.h"
 
@@ -27,6 +29,29 @@ struct Disagreement {
 /// if the disk takes nothing, or that is no JPEG of at most `kMaxThumbnail` bytes. An answer that
 /// is too long is left out.
 bool KeepPicture(const Folder& trial, std::int64_t number, const Disagreement& what);
+/// Of all pictures about which the two disagree those that stay: the worst, and of equally bad ones
+/// each with the same chance.
+class KeptPictures {
+ public:
+  /// `kept` of them are there already, from before an interruption; `most` may be.
+  KeptPictures(const Folder& trial, std::int64_t kept, std::int64_t most, std::uint32_t seed);
+
+  void Keep(const Disagreement& what);
+  [[nodiscard]] std::int64_t count() const { return count_; }
+
+ private:
+  /// Its agreement, and what chance gave it: the smallest stay.
+  using Rank = std::pair<double, std::uint32_t>;
+
+  Rank Draw(double agreement);
+
+  Folder trial_;
+  std::int64_t most_;
+  std::uint32_t random_;
+  std::int64_t count_;
+  std::array<Rank, kMostPictures> ranks_ = {};
+};
+
 /// Removes those of the last trial below `root`.
 void RemovePictures(const Folder& root);
 

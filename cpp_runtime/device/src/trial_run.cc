@@ -9,7 +9,6 @@
 #include <fcntl.h>
 #include <memory>
 #include <poll.h>
-#include <random>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -342,7 +341,9 @@ class TrialRunner {
         folder_(site.root.MakeSub(kTrial)),
         begun_(Monotonic()),
         begun_at_s_(trial_.elapsed_s),
-        manifest_(site.releases.Load(trial_.release).manifest) {
+        manifest_(site.releases.Load(trial_.release).manifest),
+        pictures_(folder_, trial_.kept, trial_.rules.keep_disagreements,
+                  static_cast<std::uint32_t>(Monotonic() * 1e6)) {
     if (manifest_.service) memory_mb_ = manifest_.service->memory_mb;
   }
 
@@ -444,7 +445,8 @@ class TrialRunner {
     trial_.agreed += compared->agreement;
     if (compared->agreement < 1) {
       ++trial_.differing;
-      Keep({handed.thumbnail, handed.answer, *answer, compared->agreement});
+      pictures_.Keep({handed.thumbnail, handed.answer, *answer, compared->agreement});
+      trial_.kept = pictures_.count();
     }
     if (compared->difference) {
       ++trial_.scored;
@@ -453,19 +455,6 @@ class TrialRunner {
     }
     trial_.current_ms += RunMs(handed.answer);
     trial_.candidate_ms += RunMs(*answer);
-  }
-
-  /// So that of all that differ each is among those that are kept with the same chance.
-  void Keep(const Disagreement& what) {
-    const std::int64_t most = trial_.rules.keep_disagreements;
-    if (most == 0 || what.jpeg.empty()) return;
-    std::int64_t number = trial_.kept;
-    if (number >= most) {
-      number = std::uniform_int_distribution<std::int64_t>(0, trial_.differing - 1)(random_);
-    }
-    if (number < most && KeepPicture(folder_, number, what) && number == trial_.kept) {
-      ++trial_.kept;
-    }
   }
 
   void Crash(const std::string& how) {
@@ -559,7 +548,7 @@ class TrialRunner {
   double saved_ = 0;
   Manifest manifest_;
   std::optional<std::uint64_t> memory_mb_;
-  std::minstd_rand random_{static_cast<unsigned>(Monotonic() * 1e6)};
+  KeptPictures pictures_;
   std::unique_ptr<Candidate> candidate_;
 };
 

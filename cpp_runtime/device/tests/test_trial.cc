@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <fcntl.h>
@@ -239,6 +241,51 @@ TEST_CASE("pictures are kept for their owner, within bounds") {
   RemovePictures(root);
   CHECK_FALSE(trial.Has("pictures"));
   RemovePictures(root);
+}
+
+TEST_CASE("the worst pictures are kept, and of equally bad ones any") {
+  const testing::TempFolder temporary;
+  const Folder trial = Folder::Open(temporary.path());
+  const auto agreements = [&] {
+    std::vector<double> found;
+    for (const std::string& name : trial.Sub("pictures").Names()) {
+      if (name.find(".json") == std::string::npos) continue;
+      const JsonDocument document(trial.Sub("pictures").OpenFile(name).ReadAll(1000), name,
+                                  "damaged");
+      found.push_back(document.Root().Number("agreement"));
+    }
+    std::sort(found.begin(), found.end());
+    return found;
+  };
+  const auto picture = [](double agreement) {
+    return Disagreement{"\xff\xd8\xff a picture", "{}", "{}", agreement};
+  };
+  KeptPictures kept(trial, 0, 3, 1);
+  for (int i = 0; i < 100; ++i) kept.Keep(picture((i * 37 % 100 + 1) / 128.0));
+  CHECK(kept.count() == 3);
+  CHECK(agreements() == std::vector<double>{1 / 128.0, 2 / 128.0, 3 / 128.0});
+
+  // Another process goes on with those that are there; one of them cannot be read.
+  testing::WriteFile(trial.Sub("pictures").PathOf("1.json"), "no JSON");
+  KeptPictures again(trial, 3, 3, 1);
+  for (const double agreement : {0.75, 0.875, 0.9375}) again.Keep(picture(agreement));
+  const std::vector<double> three = agreements();
+  CHECK(three.back() == 0.75);
+  CHECK(three.front() <= 2 / 128.0);
+
+  // One of a hundred, 300 times: each tenth of them should have about 30 of the 300.
+  std::array<int, 10> tenths = {};
+  for (unsigned seed = 1; seed <= 300; ++seed) {
+    KeptPictures one(trial, 0, 1, seed * 7919);
+    for (int i = 0; i < 100; ++i) {
+      one.Keep({"\xff\xd8\xff", std::to_string(i), "", 0.5});
+    }
+    const JsonDocument document(trial.Sub("pictures").OpenFile("0.json").ReadAll(1000), "0.json",
+                                "damaged");
+    ++tenths.at(std::stoul(document.Root().String("current")) / 10);
+  }
+  // 10 and 55 are more than three deviations away.
+  for (const int count : tenths) CHECK((count > 10 && count < 55));
 }
 
 TEST_CASE("a trial's record is read as it was written") {
