@@ -8,7 +8,7 @@ from __future__ import annotations
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -25,6 +25,7 @@ _TIMEOUT_S = 60.0
 _INFO, _HEALTHY = "edgepack_device_release_info", "edgepack_device_release_healthy"
 _SINCE, _DRIFT = "edgepack_device_release_since_timestamp_seconds", "edgepack_drift_level"
 _LATENCY = "edgepack_device_smoke_test_seconds"
+_TRIAL, _AGREEMENT = "edgepack_device_trial_info", "edgepack_device_trial_agreement"
 
 
 class NotKnownError(ConnectError):
@@ -41,6 +42,20 @@ class _Series:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrialKnown:
+    """What Prometheus knows of a trial: the candidate, and how far its answers agree."""
+
+    release: str
+    phase: str
+    agreement: float | None
+
+    def summary(self) -> str:
+        """On one line."""
+        agree = "" if self.agreement is None else f", answers agree by {self.agreement:.2%}"
+        return f"{self.release} {self.phase}{agree}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeviceKnown:
     """What Prometheus knows of a device."""
 
@@ -50,6 +65,7 @@ class DeviceKnown:
     since: str | None
     latency_ms: float | None
     drift: tuple[str, ...]
+    trial: TrialKnown | None = None
 
 
 def ask_prometheus(url: str, model: str) -> dict[str, DeviceKnown]:
@@ -60,7 +76,7 @@ def ask_prometheus(url: str, model: str) -> dict[str, DeviceKnown]:
     """
     series = {
         name: _query(url, f"{name}{{model={_quoted(model)}}}")
-        for name in (_INFO, _HEALTHY, _SINCE, _LATENCY, _DRIFT)
+        for name in (_INFO, _HEALTHY, _SINCE, _LATENCY, _DRIFT, _TRIAL, _AGREEMENT)
     }
 
     by_device: dict[str, dict[str, list[_Series]]] = {}
@@ -94,8 +110,29 @@ def ask_prometheus(url: str, model: str) -> dict[str, DeviceKnown]:
                     if one.value >= 1
                 )
             ),
+            trial=_trial(own, release),
         )
     return known
+
+
+def _trial(own: Mapping[str, Sequence[_Series]], current: str) -> TrialKnown | None:
+    """The last trial, unless it is about neither the `current` release nor its successor."""
+    found = [
+        one.labels
+        for one in own.get(_TRIAL, ())
+        if current in (one.labels.get("release"), one.labels.get("before"))
+    ]
+    if not found:
+        return None
+    # What was pushed while it ran stays for some minutes after its end.
+    trial = min(found, key=lambda labels: labels.get("phase") in ("running", "activating"))
+    release = trial.get("release", "")
+    agreement = (
+        one.value for one in own.get(_AGREEMENT, ()) if one.labels.get("release") == release
+    )
+    return TrialKnown(
+        release=release, phase=trial.get("phase", "unknown"), agreement=next(agreement, None)
+    )
 
 
 def _time(seconds: float) -> str | None:
@@ -198,5 +235,7 @@ class LookUp:
                 "since": known.since,
                 "by": info.get("by"),
                 "latency_ms": known.latency_ms,
+                "trial": known.trial.summary() if known.trial else None,
+                "trial_phase": known.trial.phase if known.trial else None,
             },
         )

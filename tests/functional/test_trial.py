@@ -29,6 +29,7 @@ from edgepack.deploy.remote_pictures import fetch_pictures
 from edgepack.deploy.remote_tool import rollback, status, trial
 from edgepack.deploy.trial import TrialStatus
 from edgepack.device import LocalDevice
+from edgepack.fleet.exposition import parse_exposition
 from edgepack.flow.job import make_job, package_job
 from edgepack.flow.project import load_project
 from tests.integration import sshd_server
@@ -206,6 +207,14 @@ def test_what_the_candidate_may(board: Board) -> None:
         assert os.sched_getscheduler(process) == os.SCHED_IDLE
         assert os.getpriority(os.PRIO_PROCESS, process) == 19
         assert Path(f"/proc/{process}/oom_score_adj").read_text() == "1000\n"
+        # Metrics name it, for who sees no more of the device.
+        tool = [board.root / "bin/edgepack-device", "metrics", "--root", board.root]
+        told = parse_exposition(subprocess.check_output(tool, text=True), "metrics").samples
+        (info,) = (one for one in told if one.name == "edgepack_device_trial_info")
+        assert info.labels == {
+            "model": "columns", "release": board.id("same"), "before": board.id("first"),
+            "phase": "running",
+        }  # fmt: skip
         board.trial("stop")
     # Nobody else reads how it went, or hands over pictures, once it is over.
     assert not (board.root / "trial/frames").exists()

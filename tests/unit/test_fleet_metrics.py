@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import urllib.parse
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -147,14 +148,15 @@ def test_the_exporter_answers_programs_on_this_machine() -> None:
 
 
 @contextmanager
-def prometheus(answer: bytes, status: int = 200) -> Iterator[str]:
-    """Something that gives each question the same answer."""
+def prometheus(answer: bytes | Callable[[str], bytes], status: int = 200) -> Iterator[str]:
+    """Something that gives each question the same answer, or one by its query."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status)
             self.end_headers()
-            self.wfile.write(answer)
+            query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)["query"][0]
+            self.wfile.write(answer if isinstance(answer, bytes) else answer(query))
 
         def log_message(self, format: str, *args: object) -> None:
             pass
@@ -231,6 +233,43 @@ def test_a_device_is_found_by_its_label_or_its_address() -> None:
     assert (two.release, two.details["version"]) == ("0" * 12, None)
     with pytest.raises(NotKnownError, match="three"):
         work(device("three"))
+
+
+def test_the_last_trial_of_a_device() -> None:
+    release, candidate, other = "0" * 12, "1" * 12, "2" * 12
+
+    def trial(name: str, before: str, phase: str, of: str = candidate) -> dict[str, Any]:
+        labels = {"device": name, "release": of, "before": before, "phase": phase}
+        return {"metric": labels, "value": [1, "1"]}
+
+    devices = ("none", "runs", "ended", "activated", "past")
+    answers = {
+        "edgepack_device_release_info": [
+            {"metric": {"device": name, "release": release}, "value": [1, "1"]} for name in devices
+        ],
+        "edgepack_device_trial_info": [
+            trial("runs", release, "running"),
+            # Pushed before it ended.
+            trial("ended", release, "running"),
+            trial("ended", release, "dropped"),
+            trial("activated", other, "activated", of=release),
+            trial("past", other, "dropped"),
+        ],
+        "edgepack_device_trial_agreement": [
+            {"metric": {"device": "runs", "release": candidate}, "value": [1, "0.5"]},
+            {"metric": {"device": "ended", "release": other}, "value": [1, "0.7"]},
+        ],
+    }
+    with prometheus(lambda query: vector(*answers.get(query.split("{")[0], []))) as url:
+        work = LookUp(known=ask_prometheus(url, "mug"))
+    told = {name: work(device(name)).details for name in devices}
+    assert {name: (one["trial_phase"], one["trial"]) for name, one in told.items()} == {
+        "none": (None, None),
+        "runs": ("running", f"{candidate} running, answers agree by 50.00%"),
+        "ended": ("dropped", f"{candidate} dropped"),
+        "activated": ("activated", f"{release} activated"),
+        "past": (None, None),
+    }
 
 
 def test_rules_are_written_and_never_over_others(

@@ -84,7 +84,7 @@ void AddRelease(const Site& site, const std::string& id, Writer* out) {
 void AddTrial(const Trial& trial, Writer* out) {
   const std::string release = Label("release", trial.release);
   out->Add("trial_info", "gauge", "The last trial: of which release, and how it goes or ended.", 1,
-           release + "," + Label("phase", trial.phase));
+           release + "," + Label("before", trial.before) + "," + Label("phase", trial.phase));
   out->Add("trial_pictures", "gauge", "Pictures that it compared.",
            static_cast<double>(trial.pictures), release);
   out->AddIf("trial_agreement", "How far the answers to them agreed, from 0 to 1.",
