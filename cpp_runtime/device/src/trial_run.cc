@@ -37,6 +37,7 @@ constexpr double kTickS = 0.25;
 constexpr double kAnswerS = 120;
 constexpr std::int64_t kMostCrashes = 3;
 constexpr double kLockS = 600;
+constexpr double kLockPollS = 0.05;
 // How it goes is written so often in all, but at most every second, and at least every 30 s.
 constexpr double kSaves = 1440;
 constexpr double kMostSaveS = 30;
@@ -555,7 +556,9 @@ class TrialRunner {
 }  // namespace
 
 void RunTrial(const Site& site) {
-  const std::optional<TrialLock> lock = TrialLock::Take(site.root);
+  std::optional<TrialLock> lock;
+  // Who asks how it goes has the lock for a moment.
+  for (int i = 0; i < 20 && !(lock = TrialLock::Take(site.root)); ++i) Sleep(kLockPollS);
   if (!lock) return;
   const std::optional<Trial> trial = FindTrial(site.root);
   if (!trial || trial->IsOver()) return;
