@@ -793,10 +793,12 @@ def _shapes(
         shape = list(found.get(info.name, chosen[info.name]))
         why = "a batch of one" if shape else ""
         if info.name in usual:
-            axes = guesses[info.name]
+            tried = zip(found[info.name], usual[info.name], strict=True)
+            changed = [at for at, (one, other) in enumerate(tried) if one != other]
+            axes = sorted({*guesses[info.name], *changed})
             which = f"{'axis' if len(axes) == 1 else 'axes'} {', '.join(map(str, axes))}"
             why = f"{_GUESS}: nothing tells {which}" if axes else "as many as the weights take"
-            if axes and found[info.name] != usual[info.name]:
+            if changed:
                 why = f"{_GUESS}: nothing tells {which}, and of the sizes that were tried this runs"
         lines.append(Line(info.name, shape, why))
     return tuple(lines)

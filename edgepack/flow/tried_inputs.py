@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,11 @@ from edgepack.flow.reference import (
     model_outputs,
     random_input,
 )
+from edgepack.frontend.forms import POOLINGS, has_larger_window
 from edgepack.model import LoadedModel, TensorInfo
+
+if TYPE_CHECKING:
+    import onnx
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +72,11 @@ def find_running_shapes(
         log.debug("%s: no session to try shapes with: %s", model.path, error)
         return None
 
+    pools = any(node.op_type in POOLINGS for node in model.proto.graph.node)
+    sized = copy.deepcopy(model.proto) if pools else None
+
     def runs(candidate: Shapes) -> bool:
-        return _runs(session, model, candidate)
+        return _runs(session, model, candidate) and not _is_too_small(sized, candidate)
 
     if runs(shapes):
         return shapes
@@ -102,6 +110,19 @@ def _runs(session: Any, model: LoadedModel, shapes: Shapes) -> bool:
     return all(array.size for array in arrays) and any(
         array.dtype.kind != "f" or np.isfinite(array).any() for array in arrays
     )
+
+
+def _is_too_small(proto: onnx.ModelProto | None, shapes: Shapes) -> bool:
+    """Whether a window of a model that pools, which is given these shapes, is larger than its
+    image."""
+    if proto is None:
+        return False
+    for value in proto.graph.input:
+        for dim, size in zip(
+            value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False
+        ):
+            dim.dim_value = size
+    return has_larger_window(proto)
 
 
 def _axes_by_name(

@@ -73,6 +73,9 @@ def read_inside(graph: onnx.GraphProto) -> set[str]:
     return read.union(*map(read_inside, bodies)) if bodies else read
 
 
+POOLINGS = frozenset({"AveragePool", "LpPool", "MaxPool"})
+
+
 def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
     """The value of an attribute, bytes for a text."""
     for item in node.attribute:
@@ -103,6 +106,14 @@ def window_is_larger(node: onnx.NodeProto, context: Context) -> bool:
     return any(
         size + pads[i] + pads[rank + i] < (kernel[i] - 1) * dilations[i] + 1
         for i, size in enumerate(shape[2:])
+    )
+
+
+def has_larger_window(proto: onnx.ModelProto) -> bool:
+    """Whether a pooling's window is larger than its image."""
+    context = Context(proto)
+    return any(
+        node.op_type in POOLINGS and window_is_larger(node, context) for node in proto.graph.node
     )
 
 

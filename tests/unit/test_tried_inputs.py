@@ -93,3 +93,19 @@ def test_random_inputs_that_tell_need_no_file(tmp_path: Path) -> None:
         b.save(tmp_path / "m.onnx", {"x": [1, 3, 50]}, {"y": [1, 3, 50]}), tmp_path / "e.toml"
     )
     assert (draft.tensors, "golden_input" in draft.text) == ((), False)
+
+
+def test_sizes_smaller_than_a_poolings_window_are_passed_over(tmp_path: Path) -> None:
+    """onnxruntime pools 1 row by windows of 2 as if there were 2 rows; kernels, and ONNX's
+    definition, have no result. Frames of one row are what `init` tries first."""
+    b = Builder()
+    image = b.op("Unsqueeze", "x", b.const(np.array([0, 1])))
+    pooled = b.op("MaxPool", image, kernel_shape=[2, 2], strides=[2, 2])
+    b.op("ReduceMax", pooled, keepdims=0, outputs=["y"])
+    draft = draft_project(
+        b.save(tmp_path / "m.onnx", {"x": ["n", "bands"]}, {"y": []}), tmp_path / "e.toml"
+    )
+    frames, bands = tomllib.loads(draft.text)["shapes"]["x"]
+    assert frames >= 2
+    assert bands >= 2
+    assert "nothing tells axes 0, 1" in draft.text
