@@ -38,10 +38,21 @@ def broker(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """mosquitto on `port`, with `more` lines of configuration."""
     allow = "" if "password_file" in more else "allow_anonymous true\n"
+    text = f"listener {port} {listen}\nmax_queued_messages 0\n{allow}{more}"
+    host = "127.0.0.1" if listen == "0.0.0.0" else listen
+    with mosquitto(folder, port, text, host=host) as process:
+        yield process
+
+
+@contextmanager
+def mosquitto(
+    folder: Path, port: int, text: str, *, host: str = "127.0.0.1"
+) -> Iterator[subprocess.Popen[bytes]]:
+    """mosquitto with the configuration `text`, by which it listens on `port` of `host`."""
     # As root it would become an account that this machine has not.
     user = "user root\n" if os.getuid() == 0 else ""
     file = folder / f"mosquitto-{port}.conf"
-    file.write_text(f"listener {port} {listen}\nmax_queued_messages 0\n{user}{allow}{more}")
+    file.write_text(user + text)
     program = str(_root() / "usr/sbin/mosquitto")
     with (folder / "mosquitto.log").open("ab") as log:
         process = subprocess.Popen([program, "-c", str(file)], env=_environment(), stderr=log)
@@ -49,7 +60,6 @@ def broker(
         deadline = time.monotonic() + 20
         while True:
             try:
-                host = "127.0.0.1" if listen == "0.0.0.0" else listen
                 socket.create_connection((host, port), timeout=1).close()
                 break
             except OSError:
@@ -90,6 +100,10 @@ class Subscriber:
         taken, self._lines = self._lines[:count], self._lines[count:]
         words = [line.decode().split(" ", 2) for line in taken]
         return [(kept == "1", topic, message) for kept, topic, message in words]
+
+    def wait(self) -> None:
+        """Until it ends by itself."""
+        assert self._process.wait(60) == 0
 
     def close(self) -> None:
         self._process.kill()

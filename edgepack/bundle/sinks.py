@@ -30,8 +30,8 @@ _CHIP = re.compile(r"/dev/gpiochip\d+")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
 _PORTS = {"mqtt": 1883, "http": 80}
 _TLS = {
-    "mqtts": "have a mosquitto on the device pass it on (`connection`, `bridge_cafile`), and name "
-    "that one: mqtt://localhost",
+    "mqtts": "have a mosquitto on the device pass it on (docs/guides/home-assistant.md has its "
+    "configuration), and name that one: mqtt://127.0.0.1",
     "https": "have a proxy on the device add TLS, and name that one: http://localhost:PORT",
 }
 _SECONDS = 86400.0
@@ -597,6 +597,10 @@ def _take_url(table: Table) -> tuple[str, str, int, str]:
         raise table.fail("url", f"{url!r}: there is no TLS here", hint=_TLS[parts.scheme])
     if parts.scheme not in _PORTS:
         raise table.fail("url", f"{url!r} is neither mqtt:// nor http://")
+    if not host.isascii():
+        raise table.fail(
+            "url", f"{url!r}: {host!r} is not ASCII", hint="write the name as DNS has it: xn--..."
+        )
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -41,6 +41,7 @@ def tables(
         ({"url": "https://192.0.2.7/x"}, "there is no TLS here"),
         ({"url": "amqp://192.0.2.7"}, "neither mqtt:// nor http://"),
         ({"url": "mqtt://"}, "has no host"),
+        ({"url": "mqtt://bücher.example"}, "'bücher.example' is not ASCII"),
         ({"url": "mqtt://192.0.2.7:99999"}, "sink[0].url"),
         ({"url": "mqtt://192.0.2.7/a/b"}, "has a path"),
         ({"url": "mqtt://a b/"}, "sink[0].url"),
