@@ -371,7 +371,7 @@ def golden_inputs(
             raise PreprocessMismatchError(
                 f"preprocessing makes {tensor.shape} of {image}, but the model's input "
                 f"'{preprocess.input}' is {model.inputs[at].shape}",
-                hint="set crop, or an exact or letterbox resize, in [preprocess], of a stage's model "
+                hint="set crop, or an exact or letterbox resize, in [preprocess], of a stage "
                 "in [stage.preprocess]",
             )
         inputs[at] = tensor
