@@ -19,7 +19,7 @@ from edgepack.base.progress import attach_listener
 from edgepack.base.version import VERSION
 from edgepack.cli.console import Console
 from edgepack.cli.examples import EXAMPLES
-from edgepack.cli.options import COMMON_DEFAULTS, add_common, check_writable
+from edgepack.cli.options import COMMON_DEFAULTS, add_common, check_writable, rare_groups
 from edgepack.cli.signals import Stopped
 
 # The modules of this package that are a command, in the order of use, and what each does.
@@ -129,6 +129,21 @@ class _Parser(argparse.ArgumentParser):
             return super().format_help()
         finally:
             self.usage = usage
+
+    def print_help(self, file: Any = None) -> None:
+        """Without the groups that are rarely needed, which a line names."""
+        rare = rare_groups(self)
+        if not rare:
+            super().print_help(file)
+            return
+        groups, epilog = self._action_groups, self.epilog
+        titles = ", ".join(str(group.title) for group in rare)
+        try:
+            self._action_groups = [group for group in groups if group not in rare]
+            self.epilog = f"more options ({titles}): %(prog)s --help-all\n\n{epilog or ''}"
+            super().print_help(file)
+        finally:
+            self._action_groups, self.epilog = groups, epilog
 
     def _short_usage(self) -> str:
         formatter = self._get_formatter()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -45,7 +46,18 @@ MEASURING_S = 3600.0
 MODEL_HELP = "ONNX or TFLite model: a file, a folder with one, or an address: hf://org/repo"
 MODEL, COMPILING, RELEASE = "model and board", "compiling", "release"
 DEPLOYED, DEVICE, TRANSFER = "deployed model", "device", "transfer"
+TRIAL, GENERAL = "trial", "general options"
 """Groups of options in a command's help."""
+RARE = (TRANSFER, COMPILING, TRIAL, GENERAL)
+"""Those that --help leaves out of the help of a command that compiles, which is long."""
+
+
+class _HelpAll(argparse.Action):
+    """Prints the help with all options."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
+        parser._print_message(parser.format_help(), sys.stdout)
+        parser.exit()
 
 
 def option_group(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGroup:
@@ -53,7 +65,18 @@ def option_group(parser: argparse.ArgumentParser, title: str) -> argparse._Argum
     for group in parser._action_groups:
         if group.title == title:
             return group
+    if title == COMPILING:
+        parser.add_argument(
+            "--help-all", action=_HelpAll, nargs=0, help="show all options, also rare ones"
+        )
     return parser.add_argument_group(title)
+
+
+def rare_groups(parser: argparse.ArgumentParser) -> list[argparse._ArgumentGroup]:
+    """The groups that --help leaves out."""
+    if "--help-all" not in parser._option_string_actions:
+        return []
+    return [group for group in parser._action_groups if group.title in RARE]
 
 
 def board_files(args: argparse.Namespace) -> list[Path]:
@@ -64,7 +87,7 @@ def board_files(args: argparse.Namespace) -> list[Path]:
 
 def add_common(parser: argparse.ArgumentParser) -> None:
     """--json, -v and the rest: every command takes them, before or after its name."""
-    group = parser.add_argument_group("general options")
+    group = parser.add_argument_group(GENERAL)
     group.add_argument(
         "--json", action="store_true", default=argparse.SUPPRESS, help="print data as JSON"
     )

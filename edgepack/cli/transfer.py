@@ -60,7 +60,7 @@ def add_transfer(parser: argparse.ArgumentParser) -> None:
         help="seconds to wait for another deploy to the same folder "
         f"(default: {DEFAULT_OPTIONS.wait_s:.0f})",
     )
-    group.add_argument(
+    parser.add_argument(
         "--service",
         action="store_true",
         help="then run the release now and at each boot, as the project's [service] "

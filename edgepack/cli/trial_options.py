@@ -6,7 +6,7 @@ import argparse
 import re
 
 from edgepack.base.errors import UsageError
-from edgepack.cli.options import option_group, positive
+from edgepack.cli.options import TRIAL, option_group, positive
 from edgepack.deploy.options import MOST_KEPT, TrialRules
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -15,7 +15,7 @@ _RULES = ("share", "min_agreement", "max_latency", "min_pictures", "keep_disagre
 
 def add_trial(parser: argparse.ArgumentParser) -> None:
     """How long the trial is, and what decides it."""
-    group = option_group(parser, "trial")
+    group = option_group(parser, TRIAL)
     group.add_argument(
         "--shadow",
         type=duration,

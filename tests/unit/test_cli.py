@@ -164,7 +164,7 @@ def test_each_help_says_what_it_does_and_has_three_examples_that_work(command: s
 def test_options_are_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("deploy", "package", "compile", "tune", "compare"):
         with pytest.raises(SystemExit):
-            make_parser().parse_args([command, "--help"])
+            make_parser().parse_args([command, "--help-all"])
         text = capsys.readouterr().out
         sections = {
             title: len(re.findall(r"^  -", body, re.MULTILINE))
@@ -172,6 +172,28 @@ def test_options_are_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
         }
         assert sections["compiling"] > 5
         assert max(sections.values()) <= 12
+
+
+def test_rare_options_are_in_a_help_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """`deploy --help` fits two screens of 40 lines; what it leaves out, it names."""
+    texts = {}
+    for option in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as stop:
+            make_parser().parse_args(["deploy", option])
+        assert stop.value.code == 0
+        texts[option] = capsys.readouterr().out
+    assert len(texts["--help"].splitlines()) <= 80
+    named = re.search(r"^more options \((.*)\): edgepack deploy --help-all$", texts["--help"], re.M)
+    assert named is not None
+    left_out = named[1].split(", ")
+    assert len(left_out) == 4
+    parser = make_parser()
+    (action,) = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
+    for group in action.choices["deploy"]._action_groups:
+        for option in (one for one in group._group_actions if one.option_strings):
+            in_brief = f"  {option.option_strings[0]}" in texts["--help"]
+            assert in_brief != (group.title in left_out)
+            assert f"  {option.option_strings[0]}" in texts["--help-all"]
 
 
 def test_the_common_commands_come_first() -> None:
