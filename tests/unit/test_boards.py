@@ -20,7 +20,8 @@ REQUIRED = {
     "rasp5b", "rasp02w", "rk3588", "orangepi5", "imx8mp", "imx93", "jetson-orin-nano",
     "beagleplay", "stm32mp1", "armv7", "aarch64", "local",
     "pixel2", "mate10", "mate10pro", "p20", "p20pro", "android-arm64",
-    "alpine-aarch64", "alpine-armv7", "openwrt-armv7",
+    "alpine-aarch64", "alpine-armv7", "openwrt-armv7", "jetson-orin-nano-jetpack6",
+    "jetson-agx-orin", "jetson-agx-orin-jetpack6", "jetson-xavier-nx", "jetson-agx-xavier",
 }  # fmt: skip
 
 
@@ -60,6 +61,27 @@ def test_facts_of_the_hardware() -> None:
     assert boards["aarch64"].has == ()
     assert "vfpv4" not in boards["pynq"].hwcaps
     assert boards["local"].triple == f"{platform.machine()}-linux-gnu"
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "cuda_cores", "driver"),
+    # By NVIDIA's data sheets, table "CUDA-Enabled Jetson Products", and notes on JetPack 5 and 6.
+    [
+        ("jetson-orin-nano", "sm_87", 1024, "11.4"),
+        ("jetson-orin-nano-jetpack6", "sm_87", 1024, "12.2"),
+        ("jetson-agx-orin", "sm_87", 1792, "11.4"),
+        ("jetson-agx-orin-jetpack6", "sm_87", 1792, "12.2"),
+        ("jetson-xavier-nx", "sm_72", 384, "11.4"),
+        ("jetson-agx-xavier", "sm_72", 512, "11.4"),
+    ],
+)
+def test_gpus_of_jetsons(name: str, arch: str, cuda_cores: int, driver: str) -> None:
+    board = get_board(name)
+    gpu = board.gpu
+    assert gpu is not None
+    assert (gpu.arch, gpu.processors * gpu.lanes, gpu.driver) == (arch, cuda_cores, driver)
+    # Ubuntu's: 20.04 with JetPack 5, 22.04 with JetPack 6.
+    assert board.glibc == {"11.4": "2.31", "12.2": "2.35"}[driver]
 
 
 def test_the_cpus_are_what_tvms_llvm_knows() -> None:
@@ -131,7 +153,13 @@ _32_BIT_ARMV8 = ({"fma", "hwdiv", "armv8"}, ("neon", "vfpv4", "idiva"))
         # Broadcom left the crypto extension out.
         ("rasp3b-64 rasp4b-64", ({"crc"}, _ARMV8_0[1])),
         ("aarch64 android-arm64 alpine-aarch64", (set(), _ARMV8_0[1])),
-        ("rasp5b rk3588 orangepi5 imx93 jetson-orin-nano", _ARMV8_2),
+        ("rasp5b rk3588 orangepi5 imx93 jetson-orin-nano jetson-agx-orin", _ARMV8_2),
+        ("jetson-orin-nano-jetpack6 jetson-agx-orin-jetpack6", _ARMV8_2),
+        # Carmel is Armv8.2-A without the dot products, which are optional there.
+        (
+            "jetson-xavier-nx jetson-agx-xavier",
+            (_ARMV8_2[0] - {"dotprod", "rcpc"}, ("fp", "asimd", "asimdhp")),
+        ),
         ("rasp3b rasp4b rasp02w", _32_BIT_ARMV8),
         # Cortex-A7: VFPv4 and SDIV in ARMv7; Cortex-A9: neither.
         ("stm32mp1", ({"fma", "hwdiv"}, _32_BIT_ARMV8[1])),
