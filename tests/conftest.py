@@ -11,7 +11,12 @@ import pytest
 from edgepack.base import paths
 from tests import support
 from tests.costs import Costs
+from tests.reach import Reach, changed_files
 from tests.schemas import Watch
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--reached", action="store_true", help="see tests/reach.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -22,6 +27,8 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(Costs(config), "costs")
     config.pluginmanager.register(Watch(), "schemas")
+    if config.getoption("--reached"):
+        config.pluginmanager.register(Reach(changed_files()), "reach")
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
