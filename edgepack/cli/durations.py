@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,9 @@ _MOST = 100
 _LONG_S = 2.0
 _ENOUGH = 0.75
 _PATIENCE_S = 1.0
+_SETTLED_S = 5.0
+_MOST_GROWTH = 1.5
+"""An end that is so much later than one promised before: nobody knows how long it takes."""
 _FASTEST, _SLOWEST = 0.2, 5.0
 """Other load on this machine, against that of the time before."""
 
@@ -35,6 +39,7 @@ class Course:
     share: float = 0.0
     _points: list[tuple[float, float]] = field(default_factory=list)
     _end: float | None = None
+    _earliest: float = math.inf
     _broken: bool = False
 
     def reached(self, share: float, passed: float) -> None:
@@ -48,6 +53,9 @@ class Course:
             self._points.append((self.share, passed))
             if passed >= _PATIENCE_S and share > 0:
                 self._end = passed + self._expected(passed)
+                if passed >= _SETTLED_S:
+                    self._earliest = min(self._earliest, self._end)
+                    self._broken |= self._end > _MOST_GROWTH * self._earliest
 
     def left(self, passed: float) -> float | None:
         """The seconds that are left; None if nobody knows, or what was said before was wrong."""
@@ -81,7 +89,7 @@ class Course:
 
 
 class Durations:
-    """The courses of steps, by their texts without numbers, in a file of the cache."""
+    """The courses of steps, by their texts, in a file of the cache."""
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
@@ -138,4 +146,9 @@ def _is_point(value: object) -> bool:
 
 
 def _key(text: str) -> str:
-    return re.sub(r"\d+(\.\d+)*", "#", text)[:200]
+    """Its text without versions, and with numbers by their size: 100 kernels take longer than 5."""
+
+    def size(number: re.Match[str]) -> str:
+        return "#" if "." in number[0] else f"#{int(number[0][:20]).bit_length()}"
+
+    return re.sub(r"\d+(\.\d+)*", size, text)[:200]

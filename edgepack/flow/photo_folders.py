@@ -70,8 +70,8 @@ def draft_with_photos(model: Path, out: Path, photos: Path, **options: Any) -> D
     missed = [folder for folder in folders if folder not in right]
     if missed:
         question = (
-            f"{len(missed)} of {len(folders)} classes ({missed[0]}) are seen in none of {tried} "
-            "photos: are order of labels and preprocessing those of the training?"
+            f"{len(missed)} of {len(folders)} classes ({missed[0]}, ...) are seen in none of "
+            f"{tried} photos: are order of labels and preprocessing those of the training?"
         )
         draft = replace(draft, open=(*draft.open, question))
     taken = set(right.values())

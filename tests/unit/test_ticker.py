@@ -104,6 +104,35 @@ def test_an_estimate_that_was_overtaken_is_not_made_again(tmp_path: Path) -> Non
     assert set(said[39:]) == {""}
 
 
+def test_an_estimate_that_grows_by_half_is_not_made_again(tmp_path: Path) -> None:
+    """One file a second, then one in three seconds: 40 s in all, then 63 s after 14 files."""
+    clock, out = Clock(), io.StringIO()
+    it = ticker_of(out, clock, tmp_path, on_terminal=True)
+    it.begin("compiling")
+    it.now("", 0, 40)
+    said = []
+    for done in range(1, 30):
+        clock.now += 1 if done <= 10 else 3
+        it.now("", done, 40)
+        said.append(left_of(it))
+    assert (said[9], said[12]) == ("0:30", "0:39")
+    assert set(said[13:]) == {""}
+
+
+def test_what_a_few_took_is_no_estimate_for_many(tmp_path: Path) -> None:
+    clock, out = Clock(), io.StringIO()
+    it = ticker_of(out, clock, tmp_path, on_terminal=True)
+    for count, second in ((5, 1), (116, 5)):
+        it.begin(f"compiling {count} kernels")
+        it.now("", 0, count)
+        for done in range(1, count):
+            clock.now += second
+            it.now("", done, count)
+            if (count, done) == (116, 29):
+                assert left_of(it) == "7:15"  # as long for each of the other 87
+        it.ended()
+
+
 def test_the_second_time_the_last_link_has_its_weight(tmp_path: Path) -> None:
     clock, out = Clock(), io.StringIO()
     build(ticker_of(out, clock, tmp_path, on_terminal=True), clock, link_s=61)
@@ -119,16 +148,16 @@ def test_the_second_time_the_last_link_has_its_weight(tmp_path: Path) -> None:
     "content",
     [
         "{",
-        '{"building for arm# with zig #": [1]}',
+        '{"building for arm#7 with zig #": [1]}',
         "[]",
         "[[[[",
-        '{"building for arm# with zig #": [[0.5, 9], [1, 3]]}',
+        '{"building for arm#7 with zig #": [[0.5, 9], [1, 3]]}',
     ],
 )
 def test_a_damaged_memory_is_none(tmp_path: Path, content: str) -> None:
     clock, out = Clock(), io.StringIO()
     file = tmp_path / "steps.json"
-    file.write_text(content.replace("KEY", "building for arm# with zig #"))
+    file.write_text(content.replace("KEY", "building for arm#7 with zig #"))
     it = ticker_of(out, clock, tmp_path, on_terminal=True)
     assert build(it, clock, link_s=2)[9] == "0:30"
 
