@@ -13,6 +13,7 @@ The functions do the same as the commands of these names; `help(edgepack.deploy)
     deploy(model)          compile, pack, upload, activate and test; returns a `Deployment`
     connect(device)        return the `Deployment` of a release that is on the device
     package(model)         make a bundle, and a tarball, package or image of it
+    publish_apt(folder)    and _oci, _mender, _hawkbit: give packages to what updates devices
     evaluate(model, images)  measure accuracy on labelled photos or rows, here and on the device
     quantize(model, images)  convert a float model to 8-bit integers
     compare(deployed)      compare each layer on the device with the reference
@@ -47,7 +48,23 @@ importlib.import_module("edgepack.deploy")
 del globals()["deploy"]
 
 if TYPE_CHECKING:
-    from edgepack.api import PackedBundle, check, compare, evaluate, init, package, quantize, tune
+    from edgepack.api import (
+        PackedBundle,
+        check,
+        compare,
+        evaluate,
+        init,
+        package,
+        publish_apt,
+        publish_hawkbit,
+        publish_mender,
+        publish_oci,
+        quantize,
+        stop_hawkbit,
+        stop_mender,
+        tune,
+        watch_fleet,
+    )
     from edgepack.base.errors import EdgepackError
     from edgepack.base.paths import outside_allowed
     from edgepack.base.progress import Progress
@@ -74,7 +91,23 @@ if TYPE_CHECKING:
     from edgepack.preprocess.spec import PreprocessSpec
 
 _HOME = {
-    "api": ("PackedBundle", "check", "compare", "evaluate", "init", "package", "quantize", "tune"),
+    "api": (
+        "PackedBundle",
+        "check",
+        "compare",
+        "evaluate",
+        "init",
+        "package",
+        "publish_apt",
+        "publish_hawkbit",
+        "publish_mender",
+        "publish_oci",
+        "quantize",
+        "stop_hawkbit",
+        "stop_mender",
+        "tune",
+        "watch_fleet",
+    ),
     "base.errors": ("EdgepackError",),
     "base.paths": ("outside_allowed",),
     "base.progress": ("Progress",),
@@ -118,6 +151,12 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "Switched",
     "package",
     "PackedBundle",
+    "publish_apt",
+    "publish_oci",
+    "publish_mender",
+    "stop_mender",
+    "publish_hawkbit",
+    "stop_hawkbit",
     "evaluate",
     "quantize",
     "compare",
@@ -161,6 +200,7 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "Fleet",
     "make_plan",
     "roll_out",
+    "watch_fleet",
     "EdgepackError",
 ]
 NAMES = tuple(__all__)

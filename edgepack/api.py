@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -34,6 +35,7 @@ from edgepack.native.wheel_places import Places, wheels_from
 
 if TYPE_CHECKING:
     from edgepack.device import SshOptions
+    from edgepack.fleet import Fleet
     from edgepack.flow.check import Checked
     from edgepack.flow.compare import Compared
     from edgepack.flow.evaluate import Evaluation
@@ -41,6 +43,11 @@ if TYPE_CHECKING:
     from edgepack.flow.evaluate_rows import RowEvaluation
     from edgepack.flow.evaluate_text import TextEvaluation
     from edgepack.flow.init import Draft
+    from edgepack.formats.apt_repository import Repository
+    from edgepack.formats.hawkbit import HawkbitPublished, HawkbitStopped
+    from edgepack.formats.mender_server import MenderPublished, MenderStopped
+    from edgepack.formats.registry import PublishedImages
+    from edgepack.formats.rest import Server
     from edgepack.quantization.quantize import Result
     from edgepack.tuning.session import Tuned
 
@@ -324,6 +331,214 @@ def package(
         note_version(bundle, Path(sign))
     made = formats.write_package(format, bundle, job.board, Path(out), options)
     return PackedBundle(bundle=bundle, file=made.path, sha256=made.sha256, use=made.use)
+
+
+@speaks_of_arguments
+def publish_apt(
+    folder: File,
+    *,
+    key: str,
+    add: File | Sequence[File] = (),
+    phase: int | None = None,
+    stop: bool = False,
+    packages: Sequence[str] = (),
+    keep: int | None = None,
+    valid_days: int | None = None,
+) -> Repository:
+    """Put Debian packages of `package` into a repository of static files, and sign its indices.
+
+    `phase` is the percentage of devices that gets the packages, or without any the newest versions;
+    `stop` takes these out. Both are for all packages, or for those called `packages`.
+    """
+    from edgepack.formats import apt_repository
+
+    change = apt_repository.Change(
+        key=key,
+        add=_files("add", add),
+        phase=phase,
+        withdraw=stop,
+        only=packages,
+        keep=keep,
+        valid_days=valid_days,
+    )
+    return apt_repository.publish(Path(folder), change)
+
+
+@speaks_of_arguments
+def publish_oci(
+    name: str, bundles: Sequence[Bundle], *, pem_key: File | None = None
+) -> PublishedImages:
+    """Push an image of each bundle to an OCI registry under one `name`, with skopeo.
+
+    `pem_key` is an EC private key that signs them, in cosign's format.
+    """
+    from edgepack.formats import registry
+
+    by_board = {bundle.manifest.board: bundle for bundle in bundles}
+    if len(by_board) != len(bundles):
+        raise UsageError("bundles: two are for one board")
+    boards = {board: get_board(board) for board in by_board}
+    return registry.publish(by_board, boards, name.removeprefix("oci://"), _path(pem_key))
+
+
+@speaks_of_arguments
+def publish_mender(
+    url: str,
+    add: File,
+    *,
+    group: str | None = None,
+    all_devices: bool = False,
+    phases: Sequence[int] = (),
+    phase_hours: float = 24.0,
+    token_file: File | None = None,
+    ca_file: File | None = None,
+) -> MenderPublished:
+    """Upload an artifact of `package` to a Mender server, and deploy it to whom is named.
+
+    `phases` are percentages that rise to 100. The token is in a file that only you can read, or in
+    $MENDER_TOKEN. What is there already is left alone.
+    """
+    from edgepack.formats import mender_server
+
+    deployment = None
+    if group is not None or all_devices:
+        if group is not None and all_devices:
+            raise UsageError("group and all_devices do not go together")
+        deployment = mender_server.MenderDeployment(
+            group=group, phases=_phases(phases), hours=phase_hours
+        )
+    elif phases:
+        raise UsageError("phases: of whom?", hint="group or all_devices")
+    artifact = mender_server.read_artifact(Path(add))
+    return mender_server.publish(_mender(url, token_file, ca_file), artifact, deployment)
+
+
+@speaks_of_arguments
+def stop_mender(
+    url: str,
+    add: File,
+    *,
+    group: str | None = None,
+    token_file: File | None = None,
+    ca_file: File | None = None,
+) -> MenderStopped:
+    """Abort the deployment of an artifact to a group, or to all devices, on a Mender server."""
+    from edgepack.formats import mender_server
+
+    artifact = mender_server.read_artifact(Path(add))
+    return mender_server.stop(_mender(url, token_file, ca_file), artifact, group)
+
+
+@speaks_of_arguments
+def publish_hawkbit(
+    url: str,
+    add: File,
+    *,
+    targets: str | None = None,
+    phases: Sequence[int] = (),
+    success: int = 100,
+    max_failed: int = 1,
+    user: str | None = None,
+    token_file: File | None = None,
+    ca_file: File | None = None,
+) -> HawkbitPublished:
+    """Upload a file of `package` to a hawkBit server, and roll it out to `targets`, a filter.
+
+    The next of the `phases` begins when `success` percent of one have succeeded; at `max_failed`
+    percent of failures all pauses. The token, or with `user` the password, is in a file that only
+    you can read, or in $HAWKBIT_TOKEN. What is there already is left alone.
+    """
+    from edgepack.formats import hawkbit
+
+    rollout = None
+    if targets is not None:
+        for name, value in (("success", success), ("max_failed", max_failed)):
+            if not 1 <= value <= 100:
+                raise UsageError(f"{name}: {value} is not between 1 and 100")
+        rollout = hawkbit.HawkbitRollout(
+            targets=targets,
+            phases=_phases(phases) or (100,),
+            success=success,
+            max_failed=max_failed,
+        )
+    elif phases:
+        raise UsageError("phases: of whom?", hint="targets")
+    package = hawkbit.read_package(Path(add))
+    return hawkbit.publish(_hawkbit(url, user, token_file, ca_file), package, rollout)
+
+
+@speaks_of_arguments
+def stop_hawkbit(
+    url: str,
+    add: File,
+    *,
+    user: str | None = None,
+    token_file: File | None = None,
+    ca_file: File | None = None,
+) -> HawkbitStopped:
+    """Stop the rollout of a file on a hawkBit server; one that stops none pauses it."""
+    from edgepack.formats import hawkbit
+
+    package = hawkbit.read_package(Path(add))
+    return hawkbit.stop(_hawkbit(url, user, token_file, ca_file), package)
+
+
+def _mender(url: str, token_file: File | None, ca_file: File | None) -> Server:
+    from edgepack.formats.rest import open_server
+
+    return open_server(
+        url, token_file=_path(token_file), variable="MENDER_TOKEN", ca_file=_path(ca_file)
+    )
+
+
+def _hawkbit(url: str, user: str | None, token_file: File | None, ca_file: File | None) -> Server:
+    from edgepack.formats.rest import open_server
+
+    return open_server(
+        url,
+        token_file=_path(token_file),
+        variable="HAWKBIT_TOKEN",
+        user=user,
+        ca_file=_path(ca_file),
+    )
+
+
+def _phases(phases: Sequence[int]) -> tuple[int, ...]:
+    """Percentages that rise to 100, if there are any."""
+    given = tuple(phases)
+    if given and (list(given) != sorted(set(given)) or given[0] < 1 or given[-1] != 100):
+        raise UsageError(f"phases: {list(given)} does not rise from at least 1 to 100")
+    return given
+
+
+@contextmanager
+def watch_fleet(fleet: Fleet, model: str, *, port: int = 0) -> Iterator[str]:
+    """Serve a live page of the rollout of `model` in `fleet`; gives its address.
+
+    Only this machine can open it, with that address. Port 0 is any that is free.
+    """
+    from edgepack.fleet import make_plan
+    from edgepack.fleet.journals import shards_of
+    from edgepack.fleet.watch import watch_page
+    from edgepack.fleet.watched import Watched
+
+    path = fleet.journal(model)
+    watched = Watched(make_plan(fleet.devices, fleet.settings), [path, *shards_of(path)])
+    ended = threading.Event()
+
+    def read() -> None:
+        watched.read()
+        while not ended.wait(0.5):
+            watched.read()
+
+    reader = threading.Thread(target=read, daemon=True)
+    with watch_page(port, f"{model} to {fleet.name}", watched) as address:
+        reader.start()
+        try:
+            yield address
+        finally:
+            ended.set()
+            reader.join()
 
 
 def _path(file: File | None) -> Path | None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import base64
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -274,24 +272,18 @@ def _stop_hawkbit(args: argparse.Namespace, console: Console) -> int:
 def _server(
     args: argparse.Namespace, variable: str, user: str | None = None
 ) -> Server | NotedRequests:
-    from edgepack.base.secret_files import check_secret, read_secret
-    from edgepack.formats.rest import NotedRequests, Server, check_url
+    from edgepack.formats.rest import NotedRequests, check_url, open_server
 
-    check_url(args.url)
     if args.dry_run:
+        check_url(args.url)
         return NotedRequests()
-    if args.token_file is not None:
-        secret = read_secret(args.token_file, "--token-file")
-    elif text := os.environ.get(variable):
-        secret = check_secret(text, f"${variable}")
-    else:
-        raise UsageError(f"no token for {args.url}", hint=f"--token-file FILE, or ${variable}")
-    if user is None:
-        authorization = f"Bearer {secret}"
-    else:
-        pair = f"{user}:{secret}".encode()
-        authorization = f"Basic {base64.b64encode(pair).decode()}"
-    return Server(url=args.url, authorization=authorization, ca_file=args.ca_file)
+    return open_server(
+        args.url,
+        token_file=args.token_file,
+        variable=variable,
+        user=user,
+        ca_file=args.ca_file,
+    )
 
 
 def _noted(server: Server | NotedRequests, console: Console) -> bool:

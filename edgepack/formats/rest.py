@@ -6,9 +6,11 @@ other; answers are bounded in size and time.
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import logging
+import os
 import secrets
 import socket
 import ssl
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edgepack.base.errors import ConnectError, RefusedError, UsageError
+from edgepack.base.secret_files import check_secret, read_secret
 from edgepack.base.text import one_line
 
 log = logging.getLogger(__name__)
@@ -208,6 +211,32 @@ class Server:
         finally:
             timer.cancel()
             connection.close()
+
+
+def open_server(
+    url: str,
+    *,
+    token_file: Path | None,
+    variable: str,
+    user: str | None = None,
+    ca_file: Path | None = None,
+) -> Server:
+    """The server at `url`, with the token of a file or else of an environment `variable`.
+
+    With `user` it is that user's password. Raises UsageError if there is no token, or a file that
+    others can read.
+    """
+    check_url(url)
+    if token_file is not None:
+        secret = read_secret(token_file, "--token-file")
+    elif text := os.environ.get(variable):
+        secret = check_secret(text, f"${variable}")
+    else:
+        raise UsageError(f"no token for {url}", hint=f"--token-file FILE, or ${variable}")
+    authorization = f"Bearer {secret}"
+    if user is not None:
+        authorization = f"Basic {base64.b64encode(f'{user}:{secret}'.encode()).decode()}"
+    return Server(url=url, authorization=authorization, ca_file=ca_file)
 
 
 def _check_in_time(ended: threading.Event, limit_s: float) -> None:

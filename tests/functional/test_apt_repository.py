@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+import edgepack
 from edgepack.base.process import Finished, run
 from edgepack.cli import main
 from edgepack.formats import apt_repository
@@ -199,7 +200,7 @@ def test_a_release_for_a_share_of_the_devices(tmp_path: Path, device: Device) ->
     # same in each run, and so is what is drawn.
     assert 8 <= len(at_30) <= 23
 
-    publish(repository, "--phase", "60")
+    edgepack.publish_apt(repository, key=KEY, phase=60)
     device.update()
     at_60 = {machine for machine in machines if device.upgrade(machine) == version(second)}
     assert at_30 < at_60 < set(machines)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import edgepack
 from edgepack.base.errors import RemoteError
 from edgepack.cli.console import Console
 from edgepack.cli.fleet_run import Rollout, carry_out
@@ -100,6 +101,24 @@ class Client:
             yield each()
         finally:
             connection.close()
+
+
+def test_a_page_from_python(tmp_path: Path) -> None:
+    """As a line comes to the journal, the page that a program opened tells of it."""
+    (tmp_path / "fleet.toml").write_text('[groups.d]\nboard = "rasp3b"\ndevices = ["d[1:3]"]\n')
+    fleet = edgepack.load_fleet(tmp_path / "fleet.toml")
+    work = FakeWork()
+    with edgepack.watch_fleet(fleet, "mug") as where, Client(where).events() as events:
+        assert next(events)[0] == "waves"
+        with Journal(fleet.journal("mug")) as journal:
+            journal.write(begin(work.release))
+            roll_out(make_plan(fleet.devices, SETTINGS), SETTINGS, work, Log(), journal=journal)
+        seen: set[int] = set()
+        while len(seen) < 3:
+            _, said = next(events)
+            seen |= {number for number, state in said.get("states", ()) if state == 1}
+    with pytest.raises(OSError):
+        Client(where).status("GET", Client(where).path)
 
 
 def test_ten_thousand_devices_as_the_journal_has_them(done: tuple[RolloutPlan, Path]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import edgepack
 from edgepack.base.errors import ToolchainError, UsageError
 from edgepack.base.process import run
 from edgepack.boards import get_board
@@ -95,7 +96,8 @@ def test_each_board_finds_its_image_and_only_what_changed_is_sent(
 
     # Again: the same address, and nothing is written.
     before = blobs(store)
-    assert publish(first, name).address == said.address
+    again = edgepack.publish_oci(f"oci://{name}", list(first.values()))
+    assert again.address == said.address
     assert blobs(store) == before
 
     # Other weights: programs are not sent again.

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from edgepack.base.errors import EdgepackError, TimeLimitError, UsageError
+import edgepack
+from edgepack.base.errors import EdgepackError, NothingThereError, TimeLimitError, UsageError
 from edgepack.base.process import run
 from edgepack.base.secret_files import read_secret
 from edgepack.cli import main
@@ -303,6 +304,57 @@ def test_hawkbit_stops_a_rollout_or_pauses_it(
                 "state": state,
             }  # fmt: skip
             assert server.rollouts[0]["status"] == state
+
+
+# --- from Python ---
+
+
+def test_the_functions_do_what_the_commands_do(artifact: Path, token: Path) -> None:
+    mender = Mender(authorization=bearer())
+    with running(mender) as url:
+        sent = edgepack.publish_mender(
+            url, artifact, group="canary", phases=[5, 100], token_file=token
+        )
+        assert (sent.uploaded, sent.deployment, sent.created) == (True, "d-0", True)
+        assert [one.get("batch_size") for one in mender.bodies[0]["phases"]] == [5, None]
+        stopped = edgepack.stop_mender(url, artifact, group="canary", token_file=token)
+        assert (stopped.deployment, stopped.state) == ("d-0", "aborted")
+        with pytest.raises(NothingThereError):
+            edgepack.stop_mender(url, artifact, token_file=token)
+    server = Hawkbit(authorization=bearer())
+    with running(server) as url:
+        done = edgepack.publish_hawkbit(
+            url, artifact, targets="name==*", max_failed=3, token_file=token
+        )
+        assert (done.rollout, done.state) == (1, "starting")
+        assert server.rollouts[0]["errorCondition"]["expression"] == "3"
+        assert edgepack.stop_hawkbit(url, artifact, token_file=token).state == "stopping"
+
+
+def test_mistakes_in_python_are_said_in_its_words(artifact: Path, token: Path) -> None:
+    url = "https://x.example"
+    for call, said in (
+        (lambda: edgepack.publish_mender(url, artifact, phases=[5, 100]), "phases: of whom"),
+        (lambda: edgepack.publish_hawkbit(url, artifact, phases=[100]), "phases: of whom"),
+        (
+            lambda: edgepack.publish_mender(url, artifact, group="a", all_devices=True),
+            "do not go together",
+        ),
+        (
+            lambda: edgepack.publish_hawkbit(url, artifact, targets="a", phases=[5, 25]),
+            "does not rise",
+        ),
+        (
+            lambda: edgepack.publish_hawkbit(url, artifact, targets="a", success=101),
+            "success: 101",
+        ),
+        (
+            lambda: edgepack.publish_mender("http://x.example", artifact, token_file=token),
+            "without TLS",
+        ),
+    ):
+        with pytest.raises(UsageError, match=said):
+            call()
 
 
 # --- what can come back ---
