@@ -1,0 +1,76 @@
+"""A stand-in for NVIDIA's driver, and kernels for it: no GPU is needed, and none is proven.
+
+`Nvrtc`, in the place of edgepack's, compiles the text that NVRTC would be given for the CPU of this
+machine; the driver (`stand_in_cuda_driver.cc`) loads what it made. So numbers, barriers, launches,
+copies and errors are the program's own. Times, and what a real driver or GPU would do with the
+machine code of NVRTC, are not.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+_SOURCES = Path(__file__).parent
+# What the text says in assembly of NVIDIA's GPUs, and the same for a CPU. Sums and products are
+# never one operation here but where fmaf says so: a fence has nothing to do.
+_ASSEMBLY = {
+    'asm("" : "+f"(x));': "",
+    'asm("" : "+d"(x));': "",
+    'asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));': (
+        "value = (float)__builtin_bit_cast(_Float16, bits);"
+    ),
+    'asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));': (
+        "bits = __builtin_bit_cast(ushort, (_Float16)value);"
+    ),
+}
+_KERNEL = re.compile(
+    r"^(?:KERNEL\(\d+\)|extern \"C\" __global__ void __launch_bounds__\(\d+\)) (\w+)\(", re.M
+)
+_FLAGS = ("-std=c++20", "-shared", "-fPIC", "-w", "-U_FORTIFY_SOURCE")
+
+
+def build_driver(folder: Path, *flags: str) -> Path:
+    """Makes a libcuda.so.1 in a folder, which it returns."""
+    folder.mkdir(parents=True, exist_ok=True)
+    source = _SOURCES / "stand_in_cuda_driver.cc"
+    _compile(source, folder / "libcuda.so.1", "-O1", "-pthread", "-Wl,-Bsymbolic", *flags)
+    return folder
+
+
+def find_nvrtc(driver: str) -> Path:
+    """In the place of NVRTC's library for drivers from a version on."""
+    return _SOURCES / driver
+
+
+class Nvrtc:
+    """In the place of `edgepack.compiler.gpu.nvrtc.Nvrtc`."""
+
+    def __init__(self, path: Path) -> None:
+        """`path` would be NVRTC's."""
+
+    def compile(self, text: str, arch: str) -> bytes:
+        """A module of the stand-in driver."""
+        for assembly, cpu in _ASSEMBLY.items():
+            assert assembly in text
+            text = text.replace(assembly, cpu)
+        launches = [f"STAND_IN_LAUNCH({name})" for name in dict.fromkeys(_KERNEL.findall(text))]
+        parts = [
+            (_SOURCES / "stand_in_cuda_kernels.h").read_text(encoding="utf-8"),
+            f'extern "C" const int stand_in_arch = {arch.removeprefix("sm_")};',
+            text,
+            *launches,
+        ]
+        with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
+            source, made = Path(folder) / "kernels.cc", Path(folder) / "kernels.so"
+            source.write_text("\n".join(parts), encoding="utf-8")
+            _compile(source, made, "-O2", "-march=native", "-ffp-contract=off", "-Wl,-Bsymbolic")
+            return made.read_bytes()
+
+
+def _compile(source: Path, made: Path, *flags: str) -> None:
+    words = ["g++", *_FLAGS, *flags, str(source), "-o", str(made), "-ldl", "-lm"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:4000]

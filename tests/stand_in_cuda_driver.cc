@@ -1,0 +1,414 @@
+// A stand-in for libcuda.so.1, NVIDIA's driver: its modules are kernels that were compiled for this
+// machine's CPU (stand_in_cuda_kernels.h), its memory is the machine's. No GPU is here.
+//
+// As with a real one, work is done later than it was asked for: here when the stream is waited for.
+// New memory is full of NaN. What it has, and what fails, is said by the environment:
+//   STAND_IN_ARCH     compute capability of the device (default: 87)
+//   STAND_IN_DEVICES  0: there is none
+//   STAND_IN_MEMORY   bytes of its memory (default: 1 GiB)
+//   STAND_IN_BUSY     so many launches fail for want of resources, which later ones may have
+//   STAND_IN_BROKEN   after so many launches one fails when it runs; from then on everything does
+// Built with -DWITHOUT_GRAPHS it is a driver from before CUDA 11.
+#include <csetjmp>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <dlfcn.h>
+#include <elf.h>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using Result = int;
+// By CUDA's driver API, enum cudaError_enum.
+constexpr Result kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3,
+                 kNoDevice = 100, kInvalidImage = 200, kInvalidContext = 201, kNoBinary = 209,
+                 kNotFound = 500, kLaunchFailed = 719, kOutOfResources = 701,
+                 kCaptureUnsupported = 900;
+
+long Said(const char* name, long otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::atol(text) : otherwise;
+}
+
+struct Extent {
+  unsigned x, y, z;
+};
+
+struct Module {
+  void* library = nullptr;
+  Extent *thread = nullptr, *block = nullptr, *threads = nullptr, *blocks = nullptr;
+};
+
+struct Function {
+  Module* module;
+  void (*call)(void**);
+  int count;
+};
+
+using Work = std::function<Result()>;
+struct Graph {
+  std::vector<Work> work;
+};
+struct Stream {
+  std::vector<Work> work;
+  Graph* captured = nullptr;
+};
+
+std::recursive_mutex lock;
+bool ready = false;
+bool broken = false;
+std::map<std::uint64_t, std::size_t> memory;
+std::size_t used = 0;
+long launched = 0;
+int context;
+thread_local bool entered = false;
+
+// ---------------------------------------------------------------- a block's threads
+
+struct Fiber {
+  jmp_buf at;
+  ucontext_t start;
+  bool started = false;
+  bool ended = false;
+};
+constexpr std::size_t kStack = 256 << 10;
+std::vector<Fiber*> fibers;
+Fiber* running = nullptr;
+jmp_buf scheduler;
+const Function* kernel = nullptr;
+void** arguments = nullptr;
+
+void GiveWay() {
+  if (_setjmp(running->at) == 0) _longjmp(scheduler, 1);
+}
+
+void Body() {
+  for (;;) {
+    kernel->call(arguments);
+    running->ended = true;
+    GiveWay();
+  }
+}
+
+void Resume(Fiber* fiber) {
+  running = fiber;
+  if (_setjmp(scheduler) != 0) return;
+  if (fiber->started) _longjmp(fiber->at, 1);
+  fiber->started = true;
+  setcontext(&fiber->start);
+}
+
+Fiber* NewFiber() {
+  Fiber* made = new Fiber;
+  getcontext(&made->start);
+  made->start.uc_stack.ss_sp = mmap(nullptr, kStack, PROT_READ | PROT_WRITE,
+                                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  made->start.uc_stack.ss_size = kStack;
+  made->start.uc_link = nullptr;
+  makecontext(&made->start, Body, 0);
+  return made;
+}
+
+// All threads up to a barrier, then all up to the next one.
+bool RunBlock(const Extent& size) {
+  const std::size_t count = std::size_t{size.x} * size.y * size.z;
+  while (fibers.size() < count) fibers.push_back(NewFiber());
+  for (std::size_t i = 0; i < count; ++i) fibers[i]->ended = false;
+  for (;;) {
+    std::size_t ended = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const unsigned at = static_cast<unsigned>(i);
+      *kernel->module->thread = {at % size.x, at / size.x % size.y, at / size.x / size.y};
+      Resume(fibers[i]);
+      ended += fibers[i]->ended ? 1 : 0;
+    }
+    if (ended == count) return true;
+    if (ended > 0) {
+      std::fprintf(stderr, "stand-in for CUDA: %zu of %zu threads never reach a barrier\n", ended,
+                   count);
+      std::abort();
+    }
+  }
+}
+
+Result Run(const Function* function, const Extent& grid, const Extent& block,
+           std::vector<void*> values) {
+  std::vector<void*> places;
+  for (void*& value : values) places.push_back(&value);
+  kernel = function;
+  arguments = places.data();
+  *function->module->threads = block;
+  *function->module->blocks = grid;
+  for (unsigned z = 0; z < grid.z; ++z) {
+    for (unsigned y = 0; y < grid.y; ++y) {
+      for (unsigned x = 0; x < grid.x; ++x) {
+        *function->module->block = {x, y, z};
+        RunBlock(block);
+      }
+    }
+  }
+  return kSuccess;
+}
+
+// ---------------------------------------------------------------- checks
+
+Result Checked() {
+  if (!ready) return kNotInitialized;
+  if (broken) return kLaunchFailed;
+  return entered ? kSuccess : kInvalidContext;
+}
+
+bool Holds(std::uint64_t place, std::size_t bytes) {
+  auto after = memory.upper_bound(place);
+  if (after == memory.begin()) return false;
+  --after;
+  return place + bytes <= after->first + after->second;
+}
+
+Result Put(Stream* stream, Work work) {
+  (stream->captured != nullptr ? stream->captured->work : stream->work).push_back(std::move(work));
+  return kSuccess;
+}
+
+// What starting something costs: resources that are missing, or the device.
+Result Started(bool captured) {
+  if (captured) return kSuccess;
+  if (++launched <= Said("STAND_IN_BUSY", 0)) return kOutOfResources;
+  return kSuccess;
+}
+
+bool Breaks() { return launched > Said("STAND_IN_BROKEN", 1L << 40); }
+
+}  // namespace
+
+#define API extern "C" __attribute__((visibility("default"))) Result
+#define LOCKED                                             \
+  const std::lock_guard<std::recursive_mutex> held(lock);  \
+  if (const Result checked = Checked(); checked != kSuccess) return checked
+
+API cuInit(unsigned flags) {
+  if (flags != 0) return kInvalidValue;
+  if (Said("STAND_IN_DEVICES", 1) == 0) return kNoDevice;
+  ready = true;
+  return kSuccess;
+}
+API cuDriverGetVersion(int* version) { return *version = 12020, kSuccess; }
+API cuDeviceGet(int* device, int number) {
+  if (!ready) return kNotInitialized;
+  return *device = 0, number == 0 ? kSuccess : 101;
+}
+API cuDeviceGetName(char* name, int size, int) {
+  std::snprintf(name, size, "stand-in for an NVIDIA GPU");
+  return kSuccess;
+}
+API cuDeviceGetAttribute(int* value, int attribute, int) {
+  const int arch = static_cast<int>(Said("STAND_IN_ARCH", 87));
+  switch (attribute) {
+    case 75: return *value = arch / 10, kSuccess;
+    case 76: return *value = arch % 10, kSuccess;
+    case 16: return *value = 8, kSuccess;
+    case 8: return *value = 48 << 10, kSuccess;
+    default: return kInvalidValue;
+  }
+}
+API cuDevicePrimaryCtxRetain(int** made, int) {
+  return *made = &context, ready ? kSuccess : kNotInitialized;
+}
+API cuDevicePrimaryCtxRelease_v2(int) { return kSuccess; }
+API cuCtxSetCurrent(int* made) {
+  if (made != &context) return kInvalidContext;
+  entered = true;
+  return kSuccess;
+}
+API cuMemGetInfo_v2(std::size_t* free, std::size_t* all) {
+  LOCKED;
+  *all = static_cast<std::size_t>(Said("STAND_IN_MEMORY", 1L << 30));
+  *free = *all - used;
+  return kSuccess;
+}
+API cuModuleLoadData(Module** made, const void* image) {
+  LOCKED;
+  const auto* header = static_cast<const Elf64_Ehdr*>(image);
+  if (std::memcmp(header->e_ident, ELFMAG, SELFMAG) != 0) return kInvalidImage;
+  const std::size_t size = header->e_shoff + std::size_t{header->e_shentsize} * header->e_shnum;
+  // Not in memory alone: a release's test runs where /proc cannot be read.
+  char path[] = "/tmp/stand-in-cuda-XXXXXX";
+  const int file = mkstemp(path);
+  const bool whole = file >= 0 && write(file, image, size) == static_cast<ssize_t>(size);
+  Module module;
+  if (whole) module.library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (file >= 0) {
+    unlink(path);
+    close(file);
+  }
+  if (module.library == nullptr) {
+    const char* why = dlerror();
+    std::fprintf(stderr, "stand-in for CUDA: %s\n", why != nullptr ? why : path);
+    return kInvalidImage;
+  }
+  const auto* arch = static_cast<const int*>(dlsym(module.library, "stand_in_arch"));
+  if (arch == nullptr) return kInvalidImage;
+  // Machine code is for one major version, and for its minor versions from one on.
+  const long device = Said("STAND_IN_ARCH", 87);
+  if (*arch / 10 != device / 10 || *arch % 10 > device % 10) return kNoBinary;
+  *static_cast<void (**)()>(dlsym(module.library, "stand_in_barrier")) = GiveWay;
+  module.thread = static_cast<Extent*>(dlsym(module.library, "threadIdx"));
+  module.block = static_cast<Extent*>(dlsym(module.library, "blockIdx"));
+  module.threads = static_cast<Extent*>(dlsym(module.library, "blockDim"));
+  module.blocks = static_cast<Extent*>(dlsym(module.library, "gridDim"));
+  *made = new Module(module);
+  return kSuccess;
+}
+API cuModuleUnload(Module* module) {
+  LOCKED;
+  dlclose(module->library);
+  return kSuccess;
+}
+API cuModuleGetFunction(Function** made, Module* module, const char* name) {
+  LOCKED;
+  const std::string text = name;
+  void* call = dlsym(module->library, (text + "_call").c_str());
+  const auto* count = static_cast<const int*>(dlsym(module->library, (text + "_count").c_str()));
+  if (call == nullptr || count == nullptr) return kNotFound;
+  *made = new Function{module, reinterpret_cast<void (*)(void**)>(call), *count};
+  return kSuccess;
+}
+API cuMemAlloc_v2(std::uint64_t* made, std::size_t bytes) {
+  LOCKED;
+  if (bytes == 0) return kInvalidValue;
+  if (used + bytes > static_cast<std::size_t>(Said("STAND_IN_MEMORY", 1L << 30))) {
+    return kOutOfMemory;
+  }
+  void* place = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  std::memset(place, 0xFF, bytes);
+  *made = reinterpret_cast<std::uint64_t>(place);
+  memory[*made] = bytes;
+  used += bytes;
+  return kSuccess;
+}
+API cuMemFree_v2(std::uint64_t place) {
+  LOCKED;
+  const auto found = memory.find(place);
+  if (found == memory.end()) return kInvalidValue;
+  used -= found->second;
+  memory.erase(found);
+  std::free(reinterpret_cast<void*>(place));
+  return kSuccess;
+}
+API cuMemHostRegister_v2(void*, std::size_t, unsigned) {
+  LOCKED;
+  return kSuccess;
+}
+API cuMemHostUnregister(void*) {
+  LOCKED;
+  return kSuccess;
+}
+API cuMemcpyHtoD_v2(std::uint64_t to, const void* from, std::size_t bytes) {
+  LOCKED;
+  if (!Holds(to, bytes)) return kInvalidValue;
+  std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+  return kSuccess;
+}
+API cuMemcpyHtoDAsync_v2(std::uint64_t to, const void* from, std::size_t bytes, Stream* stream) {
+  LOCKED;
+  if (!Holds(to, bytes)) return kInvalidValue;
+  return Put(stream, [=] { return std::memcpy(reinterpret_cast<void*>(to), from, bytes), 0; });
+}
+API cuMemcpyDtoHAsync_v2(void* to, std::uint64_t from, std::size_t bytes, Stream* stream) {
+  LOCKED;
+  if (!Holds(from, bytes)) return kInvalidValue;
+  return Put(stream, [=] { return std::memcpy(to, reinterpret_cast<void*>(from), bytes), 0; });
+}
+API cuStreamCreate(Stream** made, unsigned) {
+  LOCKED;
+  *made = new Stream;
+  return kSuccess;
+}
+API cuStreamSynchronize(Stream* stream) {
+  LOCKED;
+  if (stream->captured != nullptr) return kCaptureUnsupported;
+  std::vector<Work> work = std::move(stream->work);
+  stream->work.clear();
+  for (const Work& each : work) {
+    if (const Result result = each(); result != kSuccess) return result;
+  }
+  return kSuccess;
+}
+API cuStreamDestroy_v2(Stream* stream) {
+  LOCKED;
+  delete stream;
+  return kSuccess;
+}
+API cuStreamBeginCapture_v2(Stream* stream, int) {
+  LOCKED;
+  if (stream->captured != nullptr) return kCaptureUnsupported;
+  stream->captured = new Graph;
+  return kSuccess;
+}
+API cuStreamEndCapture(Stream* stream, Graph** made) {
+  LOCKED;
+  *made = std::exchange(stream->captured, nullptr);
+  return *made != nullptr ? kSuccess : kCaptureUnsupported;
+}
+#ifndef WITHOUT_GRAPHS
+API cuGraphInstantiate_v2(Graph** made, Graph* graph, void*, char*, std::size_t) {
+  LOCKED;
+  *made = new Graph(*graph);
+  return kSuccess;
+}
+#endif
+API cuGraphLaunch(Graph* graph, Stream* stream) {
+  LOCKED;
+  if (const Result result = Started(stream->captured != nullptr); result != kSuccess) return result;
+  if (Breaks()) return Put(stream, [] { return broken = true, kLaunchFailed; });
+  for (const Work& each : graph->work) Put(stream, each);
+  return kSuccess;
+}
+API cuGraphExecDestroy(Graph* graph) {
+  LOCKED;
+  delete graph;
+  return kSuccess;
+}
+API cuGraphDestroy(Graph* graph) {
+  LOCKED;
+  delete graph;
+  return kSuccess;
+}
+API cuLaunchKernel(Function* function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                   unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
+                   Stream* stream, void** given, void** more) {
+  LOCKED;
+  const Extent grid = {grid_x, grid_y, grid_z};
+  const Extent block = {block_x, block_y, block_z};
+  const std::uint64_t threads = std::uint64_t{block_x} * block_y * block_z;
+  if (threads == 0 || threads > 1024 || block_z > 64 || grid_x == 0 || grid_y == 0 || grid_z == 0 ||
+      grid_y > 65535 || grid_z > 65535 || shared != 0 || more != nullptr) {
+    return kInvalidValue;
+  }
+  if (const Result result = Started(stream->captured != nullptr); result != kSuccess) return result;
+  std::vector<void*> values;
+  for (int i = 0; i < function->count; ++i) values.push_back(*static_cast<void**>(given[i]));
+  if (stream->captured == nullptr && Breaks()) {
+    return Put(stream, [] { return broken = true, kLaunchFailed; });
+  }
+  return Put(stream, [=] { return Run(function, grid, block, values); });
+}
+API cuGetErrorName(Result code, const char** name) {
+  switch (code) {
+    case kInvalidValue: return *name = "CUDA_ERROR_INVALID_VALUE", kSuccess;
+    case kOutOfMemory: return *name = "CUDA_ERROR_OUT_OF_MEMORY", kSuccess;
+    case kOutOfResources: return *name = "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", kSuccess;
+    case kLaunchFailed: return *name = "CUDA_ERROR_LAUNCH_FAILED", kSuccess;
+    default: return kInvalidValue;
+  }
+}
