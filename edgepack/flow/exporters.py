@@ -55,7 +55,8 @@ def read_exporter(model: LoadedModel) -> Known | None:
     metadata = {entry.key: entry.value for entry in model.proto.metadata_props}
     if (known := said_by_ultralytics(metadata, model.outputs)) is not None:
         return known
-    plain = _said_plainly(metadata)
+    last = model.outputs[0].shape[-1:] if model.outputs else ()
+    plain = _said_plainly(metadata, last[0] if last and isinstance(last[0], int) else None)
     if model.path.suffix == ".tflite":
         plain = _said_in_tflite(model.path)
     if plain is not None and plain.preprocess:
@@ -242,12 +243,18 @@ _COLOURS = (
 _MOST_LEVELS = 3
 
 
-def _said_plainly(metadata: Mapping[str, str]) -> Known | None:
+def _said_plainly(metadata: Mapping[str, str], classes: int | None) -> Known | None:
     """What people write into the metadata themselves: labels as a list or table in JSON or Python,
     line by line, or in a line; mean and std of pixels, and their order. All of it may be in one
-    entry, a table in JSON."""
+    entry, a table in JSON. Words that only spaces part are labels if there is one for each class:
+    a label may be several words."""
     said = _entries(metadata)
-    labels = next(filter(None, (names_in(said.get(key, "")) for key in class_names.KEYS)), ())
+    texts = [said[key] for key in class_names.KEYS if key in said]
+    labels = next(filter(None, map(names_in, texts)), ())
+    if not labels:
+        words = (tuple(text.split()) for text in texts if not set(text) & set(",;|[{("))
+        labels = next((one for one in words if 1 < len(one) == classes), ())
+        labels = () if all(map(str.isdecimal, labels)) else labels
     table: dict[str, Any] = {}
     keys = next((keys for keys in _PIXELS if said.keys() >= set(keys)), _PIXELS[0])
     mean, std = (_channels(value_in(_with_commas(said.get(key, "")))) for key in keys)

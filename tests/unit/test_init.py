@@ -410,6 +410,18 @@ def test_labels_in_the_metadata(tmp_path: Path, key: str, text: str) -> None:
     assert "from the model's metadata" in draft.text
 
 
+@pytest.mark.parametrize("count", [9, 10, 11])
+def test_labels_that_only_spaces_part_are_one_for_each_class(tmp_path: Path, count: int) -> None:
+    words = [f"kind{i}" for i in range(count)]
+    path = model(tmp_path / "m.onnx", {"x": IMAGE}, metadata={"labels": " ".join(words)})
+    _, project = drafted(path)
+    if count == len(LABELS):
+        assert project.labels is not None
+        assert project.labels.read_text().split() == words
+    else:
+        assert project.labels is None
+
+
 @pytest.mark.parametrize(
     ("key", "text"),
     [
