@@ -93,7 +93,7 @@ class LoadsAhead:
 
     def _start(self) -> None:
         """Load what comes first."""
-        with self.writer.before_products():
+        with self.writer.apart_from_products():
             for group in range(len(self.groups)):
                 self._load_inputs(group, self.parts[0])
         for index in range(len(self.ring)):

@@ -205,7 +205,7 @@ class InOrderArmv7(InOrder, Armv7):
         Where a vector load takes a part of the arithmetic, the upper half comes through core
         registers and shares the lower one's cycle. And where such a load must not follow a
         multiply-add at some distance, both halves of every fourth vector do: a row of loads can
-        begin with it, between any two multiply-adds. Before those begin no half does: two loads
+        begin with it, between any two multiply-adds. Apart from those no half does: two loads
         that bring no more than one would be in the others' way.
         """
         self.vectors += 1

@@ -258,7 +258,7 @@ class Depthwise:
             else:
                 writer.load(weights, "weights", advance=True)
 
-        with writer.before_products():
+        with writer.apart_from_products():
             load(0)
             load_weights(0)
         for turn, (row, batch) in enumerate(turns):

@@ -86,7 +86,7 @@ class AssemblyTile:
         """All products, and the bias."""
         if self.bias_first:
             for v, accumulators in enumerate(writer.accumulators):
-                with writer.before_products():
+                with writer.apart_from_products():
                     writer.load(accumulators[:1], "bias", advance=v + 1 < self.vectors)
                 for total in accumulators[1:]:
                     writer.move(total, accumulators[0])
@@ -98,7 +98,8 @@ class AssemblyTile:
         registers = writer.free[: self.vectors]
         for v, accumulators in enumerate(writer.accumulators):
             bias = registers[v % len(registers)]
-            writer.load([bias], "bias", advance=v + 1 < self.vectors)
+            with writer.apart_from_products():
+                writer.load([bias], "bias", advance=v + 1 < self.vectors)
             for total in accumulators:
                 writer.binary("add", total, total, bias)
 

@@ -174,8 +174,8 @@ class Writer(ABC):
     # ------------------------------------------------ pieces
 
     @contextmanager
-    def before_products(self) -> Iterator[None]:
-        """Write loads that come before all multiply-adds."""
+    def apart_from_products(self) -> Iterator[None]:
+        """Write loads that come before all multiply-adds, or after them."""
         self.idle = True
         yield
         self.idle = False
