@@ -206,7 +206,8 @@ def quantize(
     It is validated on the photos in the folder `judge`, by default on one in four photos, which
     calibration does not use. `out` is `<model>.int8.onnx` beside the model by default. `snr_db`
     and `budget` (0.1 is 10 % of the work) are as the command's --snr and --budget.
-    With `stage`, that stage's model is converted, calibrated on its crops of the photos.
+    With `stage`, that stage's model is converted, calibrated on its crops of the photos; without,
+    the first of models in a row (the command converts each).
     """
     from edgepack.flow.quantize import quantize_project
     from edgepack.flow.stages import find_stage
@@ -280,7 +281,8 @@ def tune(
 
     `deploy(..., records=[...])` uses them. A virtual board is tuned by estimated cycles, or, as
     a demonstration with `emulated`, by its emulator's times. `find_links` is as for `deploy`.
-    With `stage`, that stage's model is tuned.
+    With `stage`, that stage's model is tuned; without, the first of models in a row (the command
+    tunes each).
     """
     from edgepack.tuning.run import tune_job
 
