@@ -90,7 +90,8 @@ class OneOperator:
     """A model of one operator.
 
     `inputs` are shapes of what is fed, or arrays: constants; None is an input left out. `options`
-    are fields of the schema's class `kind`, `outputs` shapes; `dtypes` those of the outputs.
+    are fields of the schema's class `kind`, `outputs` shapes; `dtypes` those of the outputs. With
+    `custom_options` the operator is none of TensorFlow Lite's own.
     """
 
     name: str
@@ -99,6 +100,7 @@ class OneOperator:
     kind: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     dtypes: Sequence[str] = ()
+    custom_options: bytes = b""
 
     def write(self, path: Path) -> Path:
         """The model's file."""
@@ -143,7 +145,11 @@ class OneOperator:
                 setattr(operator.builtinOptions, key, value)
         graph.operators = [operator]
         code = schema.OperatorCodeT()
-        code.builtinCode = getattr(schema.BuiltinOperator, self.name)
+        if self.custom_options:
+            operator.customOptions = [*self.custom_options]
+            code.builtinCode, code.customCode = schema.BuiltinOperator.CUSTOM, self.name
+        else:
+            code.builtinCode = getattr(schema.BuiltinOperator, self.name)
         code.deprecatedBuiltinCode, code.version = min(code.builtinCode, 127), 1
         model.version, model.subgraphs, model.operatorCodes = 3, [graph], [code]
         builder = flatbuffers.Builder(1 << 16)

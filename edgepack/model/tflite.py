@@ -153,6 +153,9 @@ class _Operator:
         self.inputs = [int(i) for i in raw.InputsAsNumpy()] if raw.InputsLength() else []
         self.outputs = [int(i) for i in raw.OutputsAsNumpy()] if raw.OutputsLength() else []
         self._tflite = tflite
+        self.custom_options = (
+            raw.CustomOptionsAsNumpy().tobytes() if raw.CustomOptionsLength() else b""
+        )
         self._table = raw.BuiltinOptions()
 
     def options(self, kind: str) -> Any:
@@ -871,22 +874,54 @@ def _bias(graph: _Graph, number: int) -> str:
 def _transpose_conv(graph: _Graph, op: _Operator) -> None:
     options = op.options("TransposeConvOptions")
     # Inputs: the output's shape, the filter [out, rows, columns, in], the image, maybe a bias.
-    weight = graph.need(op, 1, "filter").transpose(3, 0, 1, 2)
-    image, out = op.inputs[2], graph.shape(op.outputs[0])
-    strides, kernel = [options.StrideH(), options.StrideW()], weight.shape[2:]
+    made = _transposed(
+        graph,
+        op,
+        (2, 1, 3),
+        strides=[options.StrideH(), options.StrideW()],
+        is_same=options.Padding() == _SAME,
+    )
+    activation = getattr(options, "FusedActivationFunction", lambda: _NONE)()
+    graph.put(op.outputs[0], graph.activated(made, activation), nchw=True)
+
+
+def _mediapipe_transpose_conv(graph: _Graph, op: _Operator) -> None:
+    """MediaPipe's own, with a bias: its options are TensorFlow Lite's struct in C."""
+    padding, width, height = struct.unpack_from("<3i", op.custom_options)
+    same, valid = 1, 2
+    if padding not in (same, valid) or min(width, height) < 1:
+        raise _RefusedError("its padding or strides are none")
+    made = _transposed(graph, op, (0, 1, 2), strides=[height, width], is_same=padding == same)
+    graph.put(op.outputs[0], made, nchw=True)
+
+
+def _transposed(
+    graph: _Graph,
+    op: _Operator,
+    places: tuple[int, int, int],
+    *,
+    strides: list[int],
+    is_same: bool,
+) -> str:
+    """A transposed convolution in NCHW; `places` are those of the image, the filter and the bias
+    among the inputs."""
+    at_image, at_filter, at_bias = places
+    weight = graph.need(op, at_filter, "filter").transpose(3, 0, 1, 2)
+    image, out = op.inputs[at_image], graph.shape(op.outputs[0])
+    kernel = weight.shape[2:]
     before, after, more = [], [], []
     for size, wanted, k, stride in zip(
         graph.shape(image)[1:3], out[1:3], kernel, strides, strict=True
     ):
         full = (size - 1) * stride + k
-        total = max(full - wanted, 0) if options.Padding() == _SAME else 0
+        total = max(full - wanted, 0) if is_same else 0
         before.append(total // 2)
         after.append(total - total // 2)
         more.append(wanted - (full - total))
-    values = [graph.get_nchw(image), graph.floats(weight, op.inputs[1], axis=1)]
-    if 3 in op:
-        values.append(_bias(graph, op.inputs[3]))
-    made = graph.emit(
+    values = [graph.get_nchw(image), graph.floats(weight, op.inputs[at_filter], axis=1)]
+    if at_bias in op:
+        values.append(_bias(graph, op.inputs[at_bias]))
+    return graph.emit(
         "ConvTranspose",
         *values,
         strides=strides,
@@ -894,8 +929,6 @@ def _transpose_conv(graph: _Graph, op: _Operator) -> None:
         output_padding=more,
         kernel_shape=list(kernel),
     )
-    activation = getattr(options, "FusedActivationFunction", lambda: _NONE)()
-    graph.put(op.outputs[0], graph.activated(made, activation), nchw=True)
 
 
 def _pool(graph: _Graph, op: _Operator) -> None:
@@ -1048,6 +1081,7 @@ _OTHERS: dict[str, Callable[[_Graph, _Operator], None]] = {
     "CAST": _cast,
     "CONCATENATION": _concatenation,
     "CONV_2D": _conv,
+    "CUSTOM Convolution2DTransposeBias": _mediapipe_transpose_conv,
     "DEPTHWISE_CONV_2D": _conv,
     "DEPTH_TO_SPACE": _depth_to_space,
     "DENSIFY": _densify,

@@ -237,6 +237,38 @@ def test_each_operator_gives_what_litert_gives(number: int, tmp_path: Path) -> N
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6 * max(1, np.abs(want).max()))
 
 
+@pytest.mark.parametrize(
+    ("padding", "side", "strides"), [("same", 6, (2, 2)), ("valid", 7, (2, 2)), ("same", 3, (1, 1))]
+)
+def test_mediapipes_transposed_convolution(
+    padding: str, side: int, strides: tuple[int, int], tmp_path: Path
+) -> None:
+    """It is LiteRT's, and adds a bias. Its options are the struct TfLiteTransposeConvParams, where
+    `same` is 1 and `valid` 2."""
+    kernel, bias, image = weights(5, 3, 3, 4), weights(5), weights(*SMALL)
+    its = OneOperator(
+        name="Convolution2DTransposeBias",
+        inputs=[SMALL, kernel, bias],
+        outputs=[(1, side, side, 5)],
+        custom_options=struct.pack("<3i", {"same": 1, "valid": 2}[padding], *strides),
+    )
+    plain = OneOperator(
+        name="TRANSPOSE_CONV",
+        inputs=[ints(1, side, side, 5), kernel, SMALL],
+        outputs=[(1, side, side, 5)],
+        kind="TransposeConvOptions",
+        options={
+            "strideW": strides[0],
+            "strideH": strides[1],
+            "padding": {"same": SAME, "valid": VALID}[padding],
+        },
+    )
+    (wanted,) = tflite_models.litert_run(plain.write(tmp_path / "plain.tflite"), [image])
+    model = read_model(ModelSpec(path=its.write(tmp_path / "its.tflite")))
+    (got,) = run_reference(model.proto, {}, [image])
+    np.testing.assert_allclose(got, wanted + bias, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["embedding_model", "hey_mycroft", "alexa"])
 def test_real_float_models(name: str) -> None:
     path = tflite_models.wake(name)
