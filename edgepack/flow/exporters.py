@@ -58,7 +58,7 @@ def read_exporter(model: LoadedModel) -> Known | None:
     last = model.outputs[0].shape[-1:] if model.outputs else ()
     plain = _said_plainly(metadata, last[0] if last and isinstance(last[0], int) else None)
     if model.path.suffix == ".tflite":
-        plain = _said_in_tflite(model.path)
+        plain = _said_in_tflite(model.path, model.outputs)
     if plain is not None and plain.preprocess:
         return plain  # what lies beside it may be another model's
     beside = _said_beside(model)
@@ -67,7 +67,7 @@ def read_exporter(model: LoadedModel) -> Known | None:
     return replace(beside, labels=beside.labels or plain.labels)
 
 
-def _said_in_tflite(path: Path) -> Known | None:
+def _said_in_tflite(path: Path, outputs: Sequence[TensorInfo]) -> Known | None:
     """TensorFlow Lite's metadata; of ultralytics' exports all but what the outputs hold, which
     differs by how they were converted."""
     found = read_metadata(path)
@@ -79,8 +79,18 @@ def _said_in_tflite(path: Path) -> Known | None:
         table = {"scale": 1.0, "mean": mean, "std": std}  # of pixels from 0 to 255
     if not table and not found.labels:
         return None
+    shape = outputs[0].shape if outputs else ()
+    masks: dict[str, Any] = {}
+    if len(shape) == 4 and 1 not in shape[1:3] and shape[3] == len(found.labels):
+        masks = {"kind": "segmentation", "layout": "NHWC"}
+        if found.labels[0].casefold() not in ("background", "others"):
+            masks["background"] = -1
     return Known(
-        source="the file's TFLite metadata", preprocess=table, labels=found.labels, partly=True
+        source="the file's TFLite metadata",
+        preprocess=table,
+        postprocess=masks,
+        labels=found.labels,
+        partly=True,
     )
 
 

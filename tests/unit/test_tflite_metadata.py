@@ -19,6 +19,7 @@ from edgepack import model as models
 from edgepack.flow.init import draft_project
 from edgepack.flow.project import load_project
 from edgepack.model.tflite_metadata import TfliteMetadata, read_metadata
+from edgepack.postprocess.masks import Segmentation
 from tests.onnx_models import Builder
 
 FILE = Path(__file__).parents[1] / "fixtures" / "colours.tflite"
@@ -28,6 +29,22 @@ LABELS = ("red", "green", "bluish grey")
 
 def test_labels_mean_and_std() -> None:
     assert read_metadata(FILE) == TfliteMetadata(mean=MEAN, std=STD, labels=LABELS)
+
+
+def test_a_map_with_a_channel_for_each_label_is_masks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = Builder()
+    b.op("Sigmoid", "x", outputs=["y"])
+    graph = b.model({"x": [1, 8, 8, 3]}, {"y": [1, 8, 8, 3]})
+    monkeypatch.setitem(models._READERS, ".tflite", lambda _path: graph)
+    shutil.copy(FILE, tmp_path / "colours.tflite")
+    draft = draft_project(tmp_path / "colours.tflite", tmp_path / "edgepack.toml")
+    draft.write()
+    project = load_project(tmp_path / "edgepack.toml")
+    assert project.postprocess == Segmentation(layout="NHWC", background=-1)
+    assert project.labels is not None
+    assert tuple(project.labels.read_text().splitlines()) == LABELS
 
 
 def test_a_project_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
