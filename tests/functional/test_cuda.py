@@ -27,6 +27,7 @@ from edgepack.native.app import build_runtime
 from edgepack.native.toolchain import select
 from tests import stand_in_cuda
 from tests.functional.test_gpu import CUDA, _bundle, _halves, _network, _reference
+from tests.onnx_models import Builder
 
 Array = np.ndarray
 
@@ -123,6 +124,29 @@ def test_halves_are_the_same_halves(driver: Path, tmp_path: Path) -> None:
         error = np.abs(np.load(path) - due).max() / np.abs(due).max()
         # A half has 11 bits: this is what rounding between a dozen layers makes.
         assert 1e-5 < error < 5e-3
+
+
+def test_copies_that_are_late_bring_what_was_there_in_time(driver: Path, tmp_path: Path) -> None:
+    """The CPU's results take the place of an input that the GPU may still have to get."""
+    b = Builder()
+    b.op("Relu", "x", outputs=["y"])
+    b.op("TopK", "z", b.const([2], "int64"), outputs=["top", "at"])
+    shapes = {"x": [1, 8], "z": [1, 8]}
+    model = b.model(shapes, {"y": [1, 8], "top": [1, 2], "at": [1, 2]}, dtypes={"at": 7})
+    onnx.save(model, tmp_path / "model.onnx")
+    random = np.random.default_rng(2)
+    given = {name: random.normal(size=(1, 8)).astype("float32") for name in shapes}
+    bundle = _bundle(tmp_path / "model.onnx", CUDA, tmp_path)
+    plan = json.loads((bundle / "model/graph.json").read_text())
+    assert {"before": 1, "to": "cpu", "offset": 0, "bytes": 0} in plan["gpu"]["copies"]
+    np.save(tmp_path / "in.npy", given["x"])
+    np.save(tmp_path / "z.npy", given["z"])
+    outputs = [tmp_path / f"out{index}.npy" for index in range(3)]
+    words = [f"--input={tmp_path}/z.npy", *(f"--output={path}" for path in outputs)]
+    done = _run(bundle, driver, *words)
+    assert done.returncode == 0, done.stderr
+    for path, due in zip(outputs, _reference(tmp_path / "model.onnx", given), strict=True):
+        np.testing.assert_array_equal(np.load(path), due)
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,23 @@ def test_bytes_that_are_used_again_are_the_last_writers() -> None:
     ]
 
 
+def test_the_cpu_waits_until_what_it_writes_over_is_copied() -> None:
+    """The GPU's driver reads the first tensor later than it is told to."""
+    calls = [
+        _call("gpu_a", [0], [1]),
+        _call("cpu_b", [2], [3]),
+        _call("cpu_c", [2], [0]),
+        _call("cpu_d", [2], [0]),
+        _call("gpu_e", [0], [4]),
+    ]
+    assert _copies(_plan(calls, 5)) == [
+        (0, "gpu", 0, 64),
+        (2, "cpu", 0, 0),
+        (4, "gpu", 0, 64),
+        (5, "cpu", 256, 64),
+    ]
+
+
 def test_a_block_is_the_cpus_as_a_whole() -> None:
     """What its second turn reads is with the CPU, too, although the first one finds it there."""
     calls = [

@@ -12,8 +12,12 @@ CPU, GPU = "cpu", "gpu"
 
 @dataclass(frozen=True, kw_only=True)
 class Copy:
-    """`bytes` from `offset` on, to the memory of processor `to`, before call `before`; the number
-    of calls stands for the end."""
+    """`nbytes` from `offset` on, to the memory of processor `to`, before call `before`; the number
+    of calls stands for the end.
+
+    A run goes on while bytes are copied to the GPU, and waits for those to the CPU: a copy of no
+    bytes to the CPU waits for all copies before it.
+    """
 
     before: int
     to: str
@@ -30,6 +34,7 @@ def find_copies(plan: Plan, is_on_gpu: Callable[[str], bool]) -> tuple[Copy, ...
     """
     places = _Memories(plan.arena_bytes)
     copies: list[Copy] = []
+    under_way: list[Copy] = []
 
     def bring(before: int, to: str, tensors: Iterable[int]) -> None:
         for index in tensors:
@@ -37,8 +42,15 @@ def find_copies(plan: Plan, is_on_gpu: Callable[[str], bool]) -> tuple[Copy, ...
             if tensor.storage != "arena":
                 continue
             for start, stop in places.missing(to, tensor.offset, tensor.offset + tensor.nbytes):
-                copies.append(Copy(before=before, to=to, offset=start, nbytes=stop - start))
+                add(Copy(before=before, to=to, offset=start, nbytes=stop - start))
                 places.put(None, start, stop)
+
+    def add(copy: Copy) -> None:
+        copies.append(copy)
+        if copy.to == GPU:
+            under_way.append(copy)
+        else:
+            under_way.clear()
 
     index = 0
     while index < len(plan.calls):
@@ -50,10 +62,16 @@ def find_copies(plan: Plan, is_on_gpu: Callable[[str], bool]) -> tuple[Copy, ...
         read += [block.condition for block in inside]
         made = [arg for call in calls for arg in call.written]
         bring(index, side, read)
-        for arg in made:
-            tensor = plan.tensors[arg]
-            if tensor.storage == "arena":
-                places.put(side, tensor.offset, tensor.offset + tensor.nbytes)
+        written = [plan.tensors[arg] for arg in made if plan.tensors[arg].storage == "arena"]
+        if side == CPU and any(
+            copy.offset < tensor.offset + tensor.nbytes
+            and tensor.offset < copy.offset + copy.nbytes
+            for tensor in written
+            for copy in under_way
+        ):
+            add(Copy(before=index, to=CPU, offset=0, nbytes=0))
+        for tensor in written:
+            places.put(side, tensor.offset, tensor.offset + tensor.nbytes)
         index = end
     last = [*plan.outputs, *(count.tensor for count in plan.counts)]
     bring(len(plan.calls), CPU, last)
