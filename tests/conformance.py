@@ -331,15 +331,13 @@ def judge(case: Case, work: Path, target: str = "") -> Verdict:
     toolchain = select(board, None if target else "gnu").toolchain
     try:
         what = (ModelSpec(path=path), board, toolchain, work / "out")
-        if target == OPENCL:
-            gpu = find_local()
-            assert gpu is not None and gpu.api == OPENCL, "there is no OpenCL device here"
-            made = compile_model(*what, gpu=gpu)
-        elif case.memory_mb:
+        gpu = find_local() if target == OPENCL else None
+        assert target != OPENCL or (gpu and gpu.api == OPENCL), "there is no OpenCL device here"
+        if case.memory_mb:
             limits = Limits(memory_mb=case.memory_mb, cpu_s=int(LIMIT_S))
-            made = within(path, limits, compile_with, *what)
+            made = within(path, limits, compile_with, *what, gpu=gpu)
         else:
-            made = compile_model(*what)
+            made = compile_model(*what, gpu=gpu)
     except CompilerError as error:  # the compiler's own failure
         return ends("untyped", str(error))
     except EdgepackError as error:
