@@ -297,6 +297,23 @@ def test_tensors_may_be_called_by_numbers(opencl: Gpu, tmp_path: Path) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5, err_msg=name)
 
 
+def test_functions_may_be_called_as_python_does(opencl: Gpu, tmp_path: Path) -> None:
+    """A shift's is "<lambda>", which is no name in C."""
+    b = Builder()
+    b.op("BitShift", "x", "n", direction="RIGHT", outputs=["y"])
+    types = dict.fromkeys("xny", onnx.TensorProto.UINT8)
+    path = tmp_path / "model.onnx"
+    onnx.save(b.model({"x": [3], "n": [3]}, {"y": [3]}, types), path)
+    x, n = np.uint8([255, 16, 5]), np.uint8([7, 2, 0])
+    bundle = _bundle(path, opencl, tmp_path / "bundle")
+    plan = json.loads((bundle / "model/graph.json").read_text())
+    assert {launch["call"] for launch in plan["gpu"]["launches"]} == {0}
+    (due,) = _reference(path, {"x": x, "n": n})
+    (got,) = _run(bundle, [x, n], 1)
+    np.testing.assert_array_equal(got, due)
+    assert "lambda>" not in _cuda_text(path, FULL)
+
+
 def test_types_that_drivers_need_not_know_are_the_cpus(opencl: Gpu, tmp_path: Path) -> None:
     b = Builder()
     wide = b.op("Cast", "x", to=onnx.TensorProto.DOUBLE)

@@ -88,7 +88,9 @@ def make_kernel(
     try:
         with target, tvm.transform.PassContext(opt_level=3):
             named = function.with_body(_with_fences(function.body))
-            return _make(name, named.with_attr("global_symbol", name), target)
+            # Python's "<lambda>" is a name, too.
+            symbol = re.sub(r"\W", "_", name)
+            return _make(symbol, named.with_attr("global_symbol", symbol), target)
     except Exception as error:  # TVM's errors share no base
         log.debug("%s stays on the CPU: %s", name, error, exc_info=True)
         return None
