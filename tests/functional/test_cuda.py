@@ -126,6 +126,38 @@ def test_halves_are_the_same_halves(driver: Path, tmp_path: Path) -> None:
         assert 1e-5 < error < 5e-3
 
 
+def test_the_larger_one_of_wide_types(driver: Path, tmp_path: Path) -> None:
+    """Neither is the larger one of two of another type."""
+    b = Builder()
+    b.op("Max", "x", "z", outputs=["y"])
+    b.op("Max", "n", "m", outputs=["most"])
+    types = dict.fromkeys("xzy", onnx.TensorProto.DOUBLE)
+    types |= dict.fromkeys(("n", "m", "most"), onnx.TensorProto.UINT64)
+    shapes = {name: [3] for name in "xznm"}
+    onnx.save(b.model(shapes, {"y": [3], "most": [3]}, types, opset=17), tmp_path / "model.onnx")
+    given = {
+        "x": np.float64([1.0, 1 / 3, np.nan]),
+        "z": np.float64([1.0 + 1e-12, 0.25, 2.0]),
+        "n": np.uint64([2**63, 2**64 - 1, 5]),
+        "m": np.uint64([2**63 + 1, 1, 7]),
+    }
+    bundle = _bundle(tmp_path / "model.onnx", CUDA, tmp_path)
+    plan = json.loads((bundle / "model/graph.json").read_text())
+    assert {launch["call"] for launch in plan["gpu"]["launches"]} == {0, 1}
+    np.save(tmp_path / "in.npy", given["x"])
+    words = []
+    for name in "znm":
+        np.save(tmp_path / f"{name}.npy", given[name])
+        words.append(f"--input={tmp_path}/{name}.npy")
+    words += [f"--output={tmp_path}/out{index}.npy" for index in range(2)]
+    done = _run(bundle, driver, *words)
+    assert done.returncode == 0, done.stderr
+    for index, due in enumerate(
+        (np.maximum(given["x"], given["z"]), np.maximum(given["n"], given["m"]))
+    ):
+        np.testing.assert_array_equal(np.load(tmp_path / f"out{index}.npy"), due)
+
+
 def test_copies_that_are_late_bring_what_was_there_in_time(driver: Path, tmp_path: Path) -> None:
     """The CPU's results take the place of an input that the GPU may still have to get."""
     b = Builder()

@@ -21,6 +21,9 @@ typedef unsigned short uint16_t;
 typedef unsigned int uint32_t;
 typedef unsigned long long uint64_t;
 #define INT64 int64_t
+#define UINT64 uint64_t
+// With OpenCL they are the CPU's.
+#define DOUBLES
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
 #define GLOBAL
 #define RESTRICT __restrict__
@@ -93,6 +96,7 @@ FUNCTION float4 half4_value(ushort4 bits) {
 _OPENCL = """\
 // OpenCL C 1.2
 #define INT64 long
+#define UINT64 ulong
 #define KERNEL(threads) __kernel __attribute__((reqd_work_group_size(threads, 1, 1))) void
 #define GLOBAL __global
 #define RESTRICT restrict
@@ -180,6 +184,10 @@ EXTREMA(float)
 EXTREMA(int)
 EXTREMA(uint)
 EXTREMA(INT64)
+EXTREMA(UINT64)
+#ifdef DOUBLES
+EXTREMA(double)
+#endif
 FUNCTION float sigmoid(float x) { return 1.0f / (1.0f + EXP(-x)); }
 FUNCTION float gelu(float x) { return 0.5f * x * (1.0f + ERF(x * 0.70710678f)); }
 FUNCTION float gelu_tanh(float x) {
