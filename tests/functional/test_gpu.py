@@ -25,6 +25,7 @@ from edgepack.base.paths import cache_dir
 from edgepack.boards import get_board
 from edgepack.cli import main
 from edgepack.compiler import compile_model
+from edgepack.compiler.backend.plan import PlanError
 from edgepack.compiler.gpu import tensor_cores
 from edgepack.compiler.gpu.nvrtc import Nvrtc, NvrtcError, find_nvrtc
 from edgepack.frontend.precision import FULL, Precision
@@ -603,6 +604,17 @@ def test_what_no_gpu_computes_is_refused_by_name(
     assert "the profile of rasp3b has no GPU" in capsys.readouterr().err
     assert main([*words, "--board", "rk3399", "--static"]) == 2
     assert "cannot open the driver of a GPU" in capsys.readouterr().err
+
+
+def test_a_range_that_comes_at_run_time_is_refused_by_name(opencl: Gpu, tmp_path: Path) -> None:
+    b = Builder()
+    b.op("DynamicQuantizeLinear", "x", outputs=["y", "step", "zero"])
+    outputs = {"y": [4], "step": [], "zero": []}
+    types = {"y": onnx.TensorProto.UINT8, "zero": onnx.TensorProto.UINT8}
+    path = tmp_path / "model.onnx"
+    onnx.save(b.model({"x": [4]}, outputs, types), path)
+    with pytest.raises(PlanError, match=r"needs '.*DynamicRange' at run time"):
+        _bundle(path, opencl, tmp_path / "bundle")
 
 
 def test_a_damaged_text_of_kernels_is_refused(model: Path, opencl: Gpu, tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ class _Binder:
         elif name == "relax.reshape":
             self.known[var] = self.draft.view(value.ty, self.one(value.args[0]))
         else:
-            what = value.args[0].value if name.endswith("packed") else name or value.op
+            what = value.args[0].global_symbol if name.endswith("packed") else name or value.op
             raise PlanError(
                 f"{self.model.path}: the model needs '{what}' at run time, which the runtime lacks"
             )
