@@ -186,4 +186,9 @@ bool Confine() {
          prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0) == 0;
 }
 
+bool CanConfine() {
+  // A filter at no address: EINVAL where there are none (seccomp(2)).
+  return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, nullptr, 0, 0) != 0 && errno == EFAULT;
+}
+
 }  // namespace edgepack::device

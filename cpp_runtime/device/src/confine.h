@@ -15,5 +15,7 @@ bool GiveUpRoot(const std::string& program);
 /// sends no signal and looks into no other process, whatever its account could do.
 /// False where the kernel cannot do that (CONFIG_SECCOMP_FILTER).
 bool Confine();
+/// Whether this kernel has the filters that `Confine` needs.
+bool CanConfine();
 
 }  // namespace edgepack::device

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "clock.h"
+#include "confine.h"
 #include "error.h"
 #include "faults.h"
 #include "health.h"
@@ -211,6 +212,11 @@ Health StartTrial(const Site& site, const Progress& progress, const std::string&
       throw Error(kExitUsage, "usage", "a trial of release " + last->release + " runs",
                   "edgepack trial stop ends it");
     }
+  }
+  if (!CanConfine()) {
+    throw Error(kExitDevice, "no-seccomp",
+                "this kernel lacks seccomp filters: it cannot confine the candidate of a trial",
+                "deploy without --shadow");
   }
   progress("verify");
   site.releases.Verify(release);
