@@ -252,11 +252,13 @@ void CudaSession::Enter() {
 }
 
 void CudaSession::ToGpu(std::size_t offset, std::size_t bytes) {
+  if (bytes == 0) return;
   Check(model_->functions, "copying to the GPU",
         model_->functions.MemcpyHtoDAsync(arena_ + offset, host_ + offset, bytes, stream_));
 }
 
 void CudaSession::ToCpu(std::size_t offset, std::size_t bytes) {
+  if (bytes == 0) return;
   Check(model_->functions, "copying from the GPU",
         model_->functions.MemcpyDtoHAsync(host_ + offset, arena_ + offset, bytes, stream_));
 }
