@@ -29,28 +29,23 @@ class Reach:
 
     def __init__(self, changed: Sequence[str] | None) -> None:
         self._changed = None if changed is None else frozenset(changed)
-        self._left_out = 0
+        self._reaches = changed is None or any(map(_REACHED.match, changed))
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         if self._changed is None or not collection_path.name.startswith("test_"):
             return None
         name = collection_path.relative_to(_ROOT).as_posix()
-        reached = name in self._changed or any(map(_REACHED.match, self._changed))
-        if reached or not any(map(_COMPILING.match, imports(collection_path))):
+        if self._reaches or name in self._changed:
             return None
-        self._left_out += 1
-        return True
+        return any(map(_COMPILING.match, imports(collection_path))) or None
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items.sort(key=lambda item: not self._is_near(item.path))
 
-    def pytest_report_collectionfinish(self) -> str | None:
-        if not self._left_out:
+    def pytest_report_header(self) -> str | None:
+        if self._reaches:
             return None
-        return (
-            f"{self._left_out} files of tests that compile are left out, for nothing that they "
-            "reach was changed; ./dev test runs them"
-        )
+        return "left out: tests that compile, for nothing that they reach was changed (./dev test)"
 
     def _is_near(self, file: Path) -> bool:
         """Whether it is a changed file of tests, or imports a changed module."""
