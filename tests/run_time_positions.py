@@ -372,12 +372,17 @@ CASES = [
         )
         for corner in (1, 4)
     ),
-    Positions(
-        operator="DeformConv",
-        inputs=[_IMAGE, floats(2, 2, 2, 2), floats(2, 8, 7, 7)],
-        input=2,
-        at=(0, 3, 2, 2),
-        opset=19,
+    *(
+        Positions(
+            operator="DeformConv",
+            more=more,
+            inputs=[floats(2, channels, 8, 8), floats(2, channels, 2, 2), floats(2, 8, 7, 7)],
+            input=2,
+            at=(0, 3, 2, 2),
+            opset=19,
+        )
+        # Of five channels a kernel has all of a pixel side by side.
+        for more, channels in (("", 2), ("-turned", 5))
     ),
 ]
 

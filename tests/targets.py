@@ -67,13 +67,14 @@ def save_cases(
     inputs: dict[str, tuple[int, ...]],
     cases: dict[str, str],
     dtypes: dict[str, int] | None = None,
+    opset: int = 17,
 ) -> Path:
     """A model whose outputs are the values of `cases` under their names.
 
     `dtypes` are ONNX's types of inputs that are not float32; outputs have what comes out.
     """
     outputs = {net.op("Identity", value, outputs=[name]): None for name, value in cases.items()}
-    proto = net.model(inputs, outputs, dtypes, opset=17)
+    proto = net.model(inputs, outputs, dtypes, opset=opset)
     for output in proto.graph.output:
         output.ClearField("type")
     onnx.save(onnx.shape_inference.infer_shapes(proto, strict_mode=True), path)

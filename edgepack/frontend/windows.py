@@ -14,7 +14,7 @@ from edgepack.frontend.arithmetic import dtype_of, shape_of
 from edgepack.frontend.conversions import Node
 from edgepack.frontend.errors import UnsupportedFormError
 from edgepack.frontend.positions import Reach
-from edgepack.kernels.whole.sampling import Sampling
+from edgepack.kernels.whole.sampling import DeformedColumns, Sampling
 
 
 def space_to_depth(node: Node) -> relax.Expr | None:
@@ -362,6 +362,23 @@ def deform_conv(node: Node) -> relax.Expr:
     dilations = attributes.get("dilations") or [1, 1]
     groups, moved = attributes.get("group", 1), attributes.get("offset_group", 1)
     dtype, taps = dtype_of(data), rows * columns
+    layer = DeformedColumns(
+        batch=batch,
+        channels=channels,
+        height=shape_of(data)[2],
+        width=shape_of(data)[3],
+        results=(height, width),
+        kernel=(rows, columns),
+        strides=(strides[0], strides[1]),
+        pads=(pads[0], pads[1]),
+        dilations=(dilations[0], dilations[1]),
+        groups=groups,
+        moved=moved,
+        masked=mask is not None,
+        cpu=node.cpu,
+    )
+    if dtype == "float32" and layer.run >= _FEWEST_TO_TURN and node.cpu.isa:
+        return _deformed_rows(node, layer)
     shared = channels // moved
     given = [data, offset, *([] if mask is None else [mask])]
 
@@ -393,6 +410,33 @@ def deform_conv(node: Node) -> relax.Expr:
     if bias is None:
         return made
     return relax.op.add(made, node.emit(relax.op.reshape(bias, [1, out_channels, 1, 1])))
+
+
+def _deformed_rows(node: Node, layer: DeformedColumns) -> relax.Expr:
+    """DeformConv by a kernel of ours: a place's taps side by side, times the weights, in rows."""
+    data, weight, offset, bias, mask = (*node.inputs, None, None)[:5]
+    batch, groups, places, taps, each = layer.result
+    wide = shape_of(weight)[0]
+    turned = node.emit(relax.op.permute_dims(data, [0, 2, 3, 1]))
+    by = node.emit(relax.op.reshape(offset, [batch, layer.moved, taps, 2, places]))
+    given = [turned, by]
+    if mask is not None:
+        given.append(node.emit(relax.op.reshape(mask, [batch, layer.moved, taps, places])))
+    (seen,) = node.call("deform", layer.function(), given, [(layer.result, "float32")])
+    seen = node.emit(relax.op.reshape(seen, [batch, groups, places, taps * each]))
+    matrix = node.emit(relax.op.reshape(weight, [groups, wide // groups, each, taps]))
+    matrix = node.emit(relax.op.permute_dims(matrix, [0, 3, 2, 1]))
+    matrix = node.emit(relax.op.reshape(matrix, [groups, taps * each, wide // groups]))
+    if groups == 1:
+        matrix = node.emit(relax.op.squeeze(matrix, [0]))
+        seen = node.emit(relax.op.reshape(seen, [batch * places, taps * each]))
+    made = node.emit(relax.op.matmul(seen, matrix))
+    if bias is not None:
+        shape = [wide] if groups == 1 else [groups, 1, wide // groups]
+        made = node.emit(relax.op.add(made, node.emit(relax.op.reshape(bias, shape))))
+    made = node.emit(relax.op.reshape(made, [batch, groups, places, wide // groups]))
+    made = node.emit(relax.op.permute_dims(made, [0, 1, 3, 2]))
+    return relax.op.reshape(made, [batch, wide, *layer.results])
 
 
 def max_roi_pool(node: Node) -> relax.Expr:

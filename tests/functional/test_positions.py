@@ -49,6 +49,7 @@ SHORT = [
         "RoiAlign-boxes-avg-0-3",
         "MaxRoiPool-boxes-4",
         "DeformConv",
+        "DeformConv-turned",
     )
 ]
 OUTSIDE = "IndexError"

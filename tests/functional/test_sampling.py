@@ -1,4 +1,5 @@
-"""GridSample of many channels, by a kernel of ours, on every instruction set."""
+"""GridSample, RoiAlign and DeformConv of many channels, by kernels of ours, on every instruction
+set."""
 
 from __future__ import annotations
 
@@ -116,3 +117,92 @@ def test_boxes_of_many_channels(tmp_path: Path, board: str, cpu: str) -> None:
     assert not wrong_outputs(path, inputs, got, tolerance=1e-5)
     # Of the three channels none is turned.
     assert sum(layer.kernel.startswith("transpose") for layer in compiled.layers) == 4
+
+
+# Images, offsets and masks, and what a DeformConv of them has.
+DEFORMED = {
+    "plain": ({"x": (2, 13, 7, 9), "w": (5, 13, 3, 3), "by": (2, 18, 7, 9)}, {"pads": [1] * 4}),
+    "mask, bias, uneven steps": (
+        {
+            "x": (1, 8, 9, 6),
+            "w": (4, 8, 2, 3),
+            "by": (1, 12, 4, 6),
+            "bias": (4,),
+            "mask": (1, 6, 4, 6),
+        },
+        {"pads": [0, 2, 1, 2], "strides": [2, 1], "dilations": [3, 2]},
+    ),
+    # Of 24 channels 8 have their offsets and 12 their weights in common: four at once both.
+    "groups": (
+        {
+            "x": (2, 24, 5, 5),
+            "w": (6, 12, 3, 1),
+            "by": (2, 18, 3, 5),
+            "bias": (6,),
+            "mask": (2, 9, 3, 5),
+        },
+        {"group": 2, "offset_group": 3},
+    ),
+    "a pixel": ({"x": (1, 4, 1, 1), "w": (3, 4, 1, 1), "by": (1, 2, 1, 1)}, {}),
+    # Enough for several cores; a mask without a bias.
+    "large": (
+        {"x": (1, 32, 20, 20), "w": (8, 32, 3, 3), "by": (1, 18, 20, 20), "mask": (1, 9, 20, 20)},
+        {"pads": [1] * 4},
+    ),
+    # Three channels: by columns, as before.
+    "few": ({"x": (1, 3, 6, 6), "w": (4, 3, 3, 3), "by": (1, 18, 4, 4)}, {}),
+}
+
+
+def _deformed(net: Builder) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+    """The inputs and values of all of DEFORMED."""
+    inputs, cases = {}, {}
+    for form, (shapes, attributes) in DEFORMED.items():
+        names = {}
+        for name, shape in shapes.items():
+            if name in ("w", "bias"):
+                names[name] = net.const(net.random.normal(size=shape), "float32")
+            else:
+                names[name] = f"{form} {name}"
+                inputs[names[name]] = shape
+        given = [names.get(name, "") for name in ("x", "w", "by", "bias", "mask")]
+        while not given[-1]:
+            given.pop()
+        kernel = list(shapes["w"][2:])
+        cases[form] = net.op("DeformConv", *given, kernel_shape=kernel, **attributes)
+    return inputs, cases
+
+
+@every_target
+def test_moved_taps_of_many_channels(tmp_path: Path, board: str, cpu: str) -> None:
+    """Taps lie up to some pixels beside where they would, and beside the image."""
+    net = Builder(5)
+    shapes, cases = _deformed(net)
+    path = save_cases(tmp_path / "deformed.onnx", net, shapes, cases, opset=19)
+    inputs = [1.5 * net.random.normal(size=shape).astype("float32") for shape in shapes.values()]
+    compiled, got = compile_and_run(path, inputs, board, cpu, tmp_path)
+    # All but that of few channels.
+    assert sum(layer.kernel.startswith("deform") for layer in compiled.layers) == len(cases) - 1
+    assert not wrong_outputs(path, inputs, got, tolerance=1e-5)
+
+
+def test_a_tap_moved_to_nowhere_sees_zeros(tmp_path: Path) -> None:
+    """By infinity and by more than any integer; a tap moved by no number sees none, in the one
+    result that it is of."""
+    net = Builder(6)
+    shapes = {"x": (1, 8, 5, 5), "by": (1, 2, 5, 5)}
+    weight = net.const(net.random.normal(size=(3, 8, 1, 1)), "float32")
+    value = net.op("DeformConv", "x", weight, "by", kernel_shape=[1, 1])
+    path = save_cases(tmp_path / "nowhere.onnx", net, shapes, {"y": value}, opset=19)
+    image = net.random.normal(size=shapes["x"]).astype("float32")
+    by = np.zeros(shapes["by"], "float32")
+    plain = compile_and_run(path, [image, by], "local", "native", tmp_path / "plain")[1][0]
+    by[0, 0, 0, :4] = [np.inf, -np.inf, 3e38, -(2.0**31)]
+    by[0, 1, 1, :4] = [-np.inf, np.inf, -3e38, 2.0**31]
+    by[0, 0, 2, 2] = np.nan
+    got = compile_and_run(path, [image, by], "local", "native", tmp_path / "moved")[1][0]
+    assert (got[0, :, :2, :4] == 0).all()
+    assert np.isnan(got[0, :, 2, 2]).all()
+    rest = np.ones((5, 5), bool)
+    rest[:2, :4], rest[2, 2] = False, False
+    np.testing.assert_array_equal(got[0][:, rest], plain[0][:, rest])
