@@ -25,10 +25,11 @@ def pytest_configure(config: pytest.Config) -> None:
         paths.set_cache_dir(Path(cache))
     # A shell ignores it for what it runs in the background; tests and what they start do not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    config.pluginmanager.register(Costs(config), "costs")
+    costs = Costs(config)
+    config.pluginmanager.register(costs, "costs")
     config.pluginmanager.register(Watch(), "schemas")
     if config.getoption("--reached"):
-        config.pluginmanager.register(Reach(changed_files()), "reach")
+        config.pluginmanager.register(Reach(changed_files(), costs.last), "reach")
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

@@ -1,12 +1,13 @@
 """Which tests a change reaches: `./dev check` leaves out what compiles where nothing of the
-compiler was changed, and runs first what imports a changed module."""
+compiler was changed, and dear tests whose file does not name what was changed; what does runs
+first."""
 
 from __future__ import annotations
 
 import functools
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,12 +25,20 @@ _REACHED = re.compile(
 """Files that such tests reach."""
 
 
-class Reach:
-    """A plugin for pytest; `changed` are files below the root, None if nobody knows."""
+DEAR_S = 0.2
+"""CPU seconds from which on a test is dear: one of thirty, and half of their time."""
 
-    def __init__(self, changed: Sequence[str] | None) -> None:
+
+class Reach:
+    """A plugin for pytest; `changed` are files below the root, None if nobody knows. `costs` are
+    tests' CPU seconds of the last time, by their ids."""
+
+    def __init__(
+        self, changed: Sequence[str] | None, costs: Mapping[str, float] | None = None
+    ) -> None:
         self._changed = None if changed is None else frozenset(changed)
         self._reaches = changed is None or any(map(_REACHED.match, changed))
+        self._costs = costs or {}
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         if self._changed is None or not collection_path.name.startswith("test_"):
@@ -39,27 +48,57 @@ class Reach:
             return None
         return any(map(_COMPILING.match, imports(collection_path))) or None
 
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        left_out = [item for item in items if self.leaves_out(item.nodeid, item.path)]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            gone = set(map(id, left_out))
+            items[:] = [item for item in items if id(item) not in gone]
         items.sort(key=lambda item: not self._is_near(item.path))
 
     def pytest_report_header(self) -> str | None:
-        if self._reaches:
+        if self._changed is None:
             return None
-        return "left out: tests that compile, for nothing that they reach was changed (./dev test)"
+        kinds = "" if self._reaches else "what compiles, for nothing that it reaches was changed; "
+        return (
+            f"left out: {kinds}tests of {DEAR_S} s and more whose file names nothing that was "
+            "changed (./dev test)"
+        )
+
+    def leaves_out(self, test: str, file: Path) -> bool:
+        """Whether a test is dear, and its file names nothing that was changed."""
+        return (
+            self._changed is not None
+            and self._costs.get(test, 0) >= DEAR_S
+            and not self._is_near(file)
+        )
 
     def _is_near(self, file: Path) -> bool:
-        """Whether it is a changed file of tests, or imports a changed module."""
+        """Whether it is a changed file of tests, imports a changed module, or names the folder, or
+        the file without one, of something else that was changed."""
         changed = self._changed or frozenset()
         names = [one.replace(".", "/") for one in imports(file)]
-        return file.relative_to(_ROOT).as_posix() in changed or any(
+        if file.relative_to(_ROOT).as_posix() in changed or any(
             f"{name}.py" in changed or f"{name}/__init__.py" in changed for name in names
-        )
+        ):
+            return True
+        text = _text(file)
+        others = {Path(one).parts[0] for one in changed if not one.endswith(".py")}
+        return any(f'"{other}' in text or f"/{other}" in text for other in others)
 
 
 @functools.cache
 def imports(file: Path) -> tuple[str, ...]:
     """The modules that a file names in import statements, wherever they are."""
-    return tuple(_IMPORT.findall(file.read_text(encoding="utf-8")))
+    return tuple(_IMPORT.findall(_text(file)))
+
+
+@functools.cache
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
 
 
 def changed_files() -> list[str] | None:
