@@ -335,14 +335,14 @@ def _asked_of_devices() -> dict[str, Any]:
 
 def _trial() -> dict[str, Any]:
     """A trial's record, as the device tool writes it."""
-    rules = dict.fromkeys(("seconds", "share", "min_agreement", "max_latency"), _NUMBER)
+    rules = dict.fromkeys(("seconds", "share", "split", "min_agreement", "max_latency"), _NUMBER)
     texts = ("release", "before", "by", "began_at", "ended_at", "phase", "reason")
-    counts = ("pictures", "differing", "incomparable", "kept", "crashes", "scored", "peak_bytes")
+    counts = ("pictures", "differing", "incomparable", "kept", "answered", "crashes", "scored")
     sums = ("agreed", "difference", "largest_difference", "current_ms", "candidate_ms")
     return _object(
         {
             **dict.fromkeys(texts, _TEXT),
-            **dict.fromkeys(counts, _COUNT),
+            **dict.fromkeys((*counts, "peak_bytes"), _COUNT),
             **dict.fromkeys(("elapsed_s", *sums), _NUMBER),
             **dict.fromkeys(("agreement", "latency_ratio"), _or_null(_NUMBER)),
             "rules": _object(

@@ -30,6 +30,7 @@ from edgepack.cli.transfer import deploy_options, refuse_job
 from edgepack.cli.trial_options import trial_rules
 from edgepack.cli.trust import read_signers
 from edgepack.deploy import remote_service
+from edgepack.deploy.split import check_split
 from edgepack.fleet import (
     Fleet,
     FleetDevice,
@@ -95,6 +96,9 @@ def _deploy(args: argparse.Namespace, console: Console) -> int:
     if args.service:
         for board, bundle in bundles.items():
             remote_service.need_service(bundle.manifest.service, f"bundle {model} for {board}")
+    if options.trial and options.trial.split:
+        for bundle in bundles.values():
+            check_split(bundle)
     work = (BeginTrial if options.trial else Deploy)(
         bundles=bundles,
         connect=Connector(boards=boards, options=ssh_options(args)),

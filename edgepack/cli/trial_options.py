@@ -10,7 +10,7 @@ from edgepack.cli.options import TRIAL, option_group, positive
 from edgepack.deploy.options import MOST_KEPT, TrialRules
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_RULES = ("share", "min_agreement", "max_latency", "min_pictures", "keep_disagreements")
+_RULES = ("share", "split", "min_agreement", "max_latency", "min_pictures", "keep_disagreements")
 
 
 def add_trial(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +30,13 @@ def add_trial(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="share of the current release's pictures that the new one gets "
         f"(default: {defaults.share})",
+    )
+    group.add_argument(
+        "--split",
+        type=float,
+        metavar="SHARE",
+        help="A/B test: answer this share of all pictures with the new release, at most --share "
+        "(default: 0, the current release answers all)",
     )
     group.add_argument(
         "--min-agreement",
@@ -90,4 +97,7 @@ def trial_rules(args: argparse.Namespace) -> TrialRules | None:
             "--service goes without --shadow: the service runs the current release",
             hint="a candidate that is activated is run by the service that is there",
         )
+    # What it answers, it has to get.
+    if args.share is None and args.split is not None and TrialRules.share < args.split <= 1:
+        given["share"] = args.split
     return TrialRules(seconds=args.shadow, **given)

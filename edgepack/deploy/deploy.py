@@ -38,6 +38,7 @@ from edgepack.deploy.remote_tool import (
     not_executable,
 )
 from edgepack.deploy.smoke import Smoke
+from edgepack.deploy.split import check_split
 from edgepack.deploy.transfer import (
     PROTOCOL,
     Exchange,
@@ -216,6 +217,7 @@ def deploy_bundle(
         RefusedBundleError: the device does not take it (signature, version, name, board).
         SameVersionError: see `DeployOptions.new_version`; nothing was sent.
         OtherDeviceError: it is not the one that was meant; nothing was written.
+        CannotSplitError: it cannot be the candidate of an A/B test; nothing was asked.
         LockedError: another deploy is under way.
         DiskFullError: the device has no room.
         SmokeTestError, OutputsDifferError: `current` is what it was before.
@@ -279,6 +281,8 @@ class _Deploy:
         self._layout = Layout.of(root)
         self._options = options
         self._progress = progress
+        if options.trial is not None and options.trial.split:
+            check_split(bundle)
         self._signers = read_text(Path(options.signers)).encode() if options.signers else b""
         self._whole: Limit
         self._credit_bytes = 2 * _size_of(bundle)

@@ -27,6 +27,8 @@ class TrialRules:
     pictures. `max_latency` limits the candidate's latency as a multiple of the current release's.
     With fewer than `min_pictures` compared pictures the candidate is dropped. So many small
     pictures about which the two disagree are kept on the device as `keep_disagreements` says.
+    `split`, at most `share`, is the share of all pictures that the candidate answers in the current
+    release's place (an A/B test), as far as it does so in time.
 
     Raises UsageError for a value out of range.
     """
@@ -37,11 +39,13 @@ class TrialRules:
     max_latency: float = 1.2
     min_pictures: int = 20
     keep_disagreements: int = 0
+    split: float = 0.0
 
     def __post_init__(self) -> None:
         for option, holds, allowed in (
             ("--shadow", 0 < self.seconds <= _MOST_TRIAL_S, "more than 0 s and at most 30 d"),
             ("--share", 0 < self.share <= 1, "above 0 and at most 1"),
+            ("--split", 0 <= self.split <= self.share, "at least 0 and at most --share"),
             ("--min-agreement", 0 <= self.min_agreement <= 1, "between 0 and 1"),
             ("--max-latency", 0 < self.max_latency < float("inf"), "above 0"),
             ("--min-pictures", self.min_pictures >= 1, "at least 1"),

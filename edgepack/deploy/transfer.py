@@ -58,6 +58,12 @@ _SKIP = 7
 _SILENCE_S = 120.0
 
 
+def _word(trial: TrialRules | None) -> str:
+    if trial is None:
+        return "deploy"
+    return "split" if trial.split else "trial"
+
+
 @dataclass(frozen=True, kw_only=True)
 class InstallRequest:
     """What the device shall do; `plan` only asks what a deploy would do.
@@ -85,8 +91,9 @@ class InstallRequest:
         """The line and what follows it."""
         head: dict[str, Any] = {
             "protocol": PROTOCOL,
-            # A word of its own: a device tool that knows no trials must not activate the release.
-            "op": "plan" if self.plan else "trial" if self.trial else "deploy",
+            # Words of their own: a device tool that knows no trials must not activate the release,
+            # and one that knows no A/B tests not begin a trial without.
+            "op": "plan" if self.plan else _word(self.trial),
             "by": self.by,
             # A second opinion, for a device whose own clock may be wrong.
             "time": int(time.time()),

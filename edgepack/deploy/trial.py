@@ -32,7 +32,8 @@ class TrialStatus:
     "activating", "activated", "dropped" or "stopped", and `reason` says why it ended. With `runs`
     false and one of the first two phases, a reboot interrupted it. `agreement` is None before the
     first compared picture, `latency_ratio` before it was measured. `difference` is the largest
-    difference of the scores of what both found. `kept` pictures that differ lie on the device.
+    difference of the scores of what both found. `kept` pictures that differ lie on the device. The
+    candidate answered `answered` pictures in the place of the current release.
     """
 
     release: str
@@ -47,6 +48,7 @@ class TrialStatus:
     incomparable: int
     crashes: int
     kept: int
+    answered: int
     agreement: float | None
     latency_ratio: float | None
     difference: float
@@ -88,6 +90,10 @@ class TrialStatus:
             lines.insert(1, f"because   {self.reason}")
         if self.incomparable:
             lines[-1] += f"; {self.incomparable} more give nothing that is compared"
+        if self.rules.split:
+            answered = format_count(self.answered, "picture")
+            wanted = f"{self.rules.split:.4g} of all are the candidate's"
+            lines.append(f"answered  {answered} by the candidate ({wanted})")
         if self.kept:
             lines.append(
                 f"kept      {format_count(self.kept, 'picture')} of those that differ; "
@@ -117,6 +123,7 @@ def _read_rules(answer: Answer) -> TrialRules:
             max_latency=answer.take("max_latency", float),
             min_pictures=answer.size("min_pictures"),
             keep_disagreements=answer.take("keep_disagreements", int, 0),
+            split=answer.take("split", float, 0.0),
         )
     except UsageError as error:
         raise answer.fail("seconds", error.message) from None
@@ -128,6 +135,11 @@ def _kept(answer: Answer) -> int:
     if not 0 <= kept <= MOST_KEPT:
         raise answer.fail("kept", f"{kept} is not between 0 and {MOST_KEPT}")
     return kept
+
+
+def _answered(answer: Answer) -> int:
+    """An older device tool counts none."""
+    return answer.size("answered") if "answered" in answer.document else 0
 
 
 def _read(answer: Answer, runs: bool, document: Mapping[str, Any]) -> TrialStatus:
@@ -144,6 +156,7 @@ def _read(answer: Answer, runs: bool, document: Mapping[str, Any]) -> TrialStatu
         incomparable=answer.size("incomparable"),
         crashes=answer.size("crashes"),
         kept=_kept(answer),
+        answered=_answered(answer),
         agreement=answer.take("agreement", float, None),
         latency_ratio=answer.take("latency_ratio", float, None),
         difference=answer.take("largest_difference", float),

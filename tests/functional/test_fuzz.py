@@ -13,7 +13,7 @@ from edgepack.postprocess.spec import KINDS, parse_postprocess
 from tests import fuzz
 
 SECONDS = 2
-"""Each; there are sixteen. `./dev fuzz` takes ten minutes for all."""
+"""Each; there are seventeen. `./dev fuzz` takes ten minutes for all."""
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,8 @@ import subprocess
 import tempfile
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +37,7 @@ from edgepack.flow.project import load_project
 from tests.integration import sshd_server
 from tests.monitored import COLUMNS, HEIGHT, WIDTH, pictures
 from tests.onnx_models import Builder
-from tests.support import parent
+from tests.support import free_port, parent
 
 ROOT = "edgepack/columns"
 LONGEST_S = 180.0
@@ -78,6 +80,7 @@ class Board:
     def __init__(self, home: Path, bundles: dict[str, Bundle]) -> None:
         self.device, self.root, self.bundles = LocalDevice(home), home / ROOT, bundles
         self.answers = 0
+        self.said: list[dict[str, Any]] = []
 
     def deploy(self, name: str, rules: TrialRules | None = None) -> str:
         options = DeployOptions(trial=rules, replace_model=True)
@@ -124,10 +127,11 @@ class Board:
         return self.processes(program, "--frames")
 
     @contextlib.contextmanager
-    def live(self, account: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    def live(self, account: str = "", *more: str | Path) -> Iterator[subprocess.Popen[bytes]]:
         """The current release's app, fed with frames; every line is an answer."""
         app = self.root / "releases" / self.current() / "bin/edgepack-run"
         words = [app, "--frames", "bgr24", "--size", f"{WIDTH}x{HEIGHT}", "--threads", "1"]
+        words += more
         if account:
             words = ["setpriv", f"--reuid={account}", "--regid=nogroup", "--clear-groups", *words]
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -144,7 +148,8 @@ class Board:
 
         def read() -> None:
             for line in out:
-                self.answers += "frame" in json.loads(line)
+                self.said.append(json.loads(line))
+                self.answers += "frame" in self.said[-1]
 
         threads = [threading.Thread(target=feed), threading.Thread(target=read)]
         for thread in threads:
@@ -421,6 +426,118 @@ def test_what_is_kept_is_bounded(
     assert (done.differing, done.kept) == (0 if hung_up else 1, kept)
     pictures = board.root / "trial/pictures"
     assert len(list(pictures.glob("*.jpg"))) == kept
+    board.trial("stop")
+
+
+def answered_by(line: dict[str, Any], board: Board) -> str:
+    """Which release answered."""
+    name = line.get("release", board.id("first"))
+    return {board.id("first"): "first", board.id("other"): "other"}[name]
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + LONGEST_S
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_candidate_answers_a_share_of_live_frames(board: Board, tmp_path: Path) -> None:
+    """The brightest column is one of the first four, of which the candidate says the others'."""
+    metrics = tmp_path / "app.prom"
+    board.deploy("other", replace(RULES, seconds=600, split=0.5, min_agreement=0))
+
+    def by(name: str) -> list[dict[str, Any]]:
+        lines = [line for line in board.said if "frame" in line]
+        return [line for line in lines if answered_by(line, board) == name]
+
+    with board.live("", "--metrics", metrics) as app:
+        wait_for(lambda: len(by("other")) >= 20)
+        board.until(lambda it: it.answered >= 20)
+        # A candidate that hangs is late once, and then busy.
+        (process,) = board.candidates("other")
+        os.kill(process, signal.SIGSTOP)
+        before = len(by("first"))
+        wait_for(lambda: len(by("first")) >= before + 20)
+        os.kill(process, signal.SIGCONT)
+        before = len(by("other"))
+        wait_for(lambda: len(by("other")) > before)
+        assert app.poll() is None
+        status = board.trial("stop")
+        # Who answers without a trial?
+        before = len(by("first"))
+        wait_for(lambda: len(by("first")) >= before + 5)
+    lines = [line for line in board.said if "frame" in line]
+    assert [line["frame"] for line in lines] == list(range(len(lines)))
+    for line in lines:
+        said = line["top"][0]["index"]
+        assert (said >= COLUMNS // 2) == (answered_by(line, board) == "other"), line
+    assert (status.agreement, status.rules.split) == (0.0, 0.5)
+    assert 20 <= status.answered <= len(by("other"))
+    samples = parse_exposition(metrics.read_text(), "metrics").samples
+    count = {
+        one.labels["release"]: int(one.value)
+        for one in samples
+        if one.name == "edgepack_split_seconds_count"
+    }
+    assert count[board.id("other")] == len(by("other"))
+    assert 20 <= count[board.id("first")] <= len(by("first"))
+    missed = {
+        one.labels["kind"]: int(one.value)
+        for one in samples
+        if one.name == "edgepack_split_missed_total"
+    }
+    assert missed["late"] >= 1
+    assert missed["busy"] >= 1
+    assert missed["invalid"] == missed["unfit"] == 0
+
+
+def test_a_candidate_answers_photos_that_are_sent_and_that_come(
+    board: Board, tmp_path: Path
+) -> None:
+    board.deploy("other", replace(RULES, seconds=600, share=1.0, split=1.0, min_agreement=0))
+    app = board.root / "releases" / board.id("first") / "bin/edgepack-run"
+    photo = next(pictures("left", 1, 3))
+    jpeg = cv2.imencode(".jpg", photo)[1].tobytes()
+    seen = cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR)
+    column = int(seen.reshape(HEIGHT, COLUMNS, -1).mean(axis=(0, 2)).argmax())
+    said: list[tuple[str, int]] = []
+
+    def ask(port: int) -> bool:
+        address = f"http://127.0.0.1:{port}/v2/models/columns/infer"
+        request = urllib.request.Request(address, jpeg, {"Content-Type": "image/jpeg"})
+        with contextlib.suppress(urllib.error.URLError):
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                line = json.load(answer)
+            said.append((answered_by(line, board), line["top"][0]["index"]))
+        return ("other", COLUMNS - 1 - column) in said
+
+    port = free_port()
+    with subprocess.Popen([app, "--serve", f"127.0.0.1:{port}", "--threads", "1"]) as served:
+        wait_for(lambda: ask(port))
+        served.terminate()
+    # What else answered is the current release.
+    assert set(said) <= {("other", COLUMNS - 1 - column), ("first", column)}
+
+    folder, results, number = tmp_path / "photos", tmp_path / "results.jsonl", 0
+    folder.mkdir()
+
+    def watch() -> bool:
+        nonlocal number
+        (tmp_path / "part.jpg").write_bytes(jpeg)
+        (tmp_path / "part.jpg").rename(folder / f"{number}.jpg")
+        number += 1
+        lines = [json.loads(line) for line in results.read_text().splitlines()]
+        said[:] = [(answered_by(line, board), line["top"][0]["index"]) for line in lines]
+        assert [line["image"] for line in lines] == [f"{at}.jpg" for at in range(len(lines))]
+        return ("other", COLUMNS - 1 - column) in said
+
+    results.touch()
+    words = [app, "--watch", folder, "--results", results, "--threads", "1"]
+    with subprocess.Popen(words) as watching:
+        wait_for(watch)
+        watching.terminate()
+    assert set(said) <= {("other", COLUMNS - 1 - column), ("first", column)}
     board.trial("stop")
 
 

@@ -33,6 +33,7 @@ APP_TARGETS = (
     "preprocess",
     "postprocess",
     "stages",
+    "candidate",
     "npy",
     "image",
     "frames",

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgepack.base.errors import UsageError
+from edgepack.bundle.manifest import GRAPH, STAGES
+from edgepack.bundle.service import Service
 from edgepack.cli import deploy, trial
 from edgepack.cli.trial_options import trial_rules
 from edgepack.deploy.answers import SenselessError, read_object
 from edgepack.deploy.options import TrialRules
+from edgepack.deploy.split import CannotSplitError, check_split
 from edgepack.deploy.transfer import InstallRequest
 from edgepack.deploy.trial import TrialStatus
+from edgepack.postprocess.classes import Classes, Tensors
+from edgepack.postprocess.ctc import Ctc
+from edgepack.postprocess.masks import Segmentation
+from edgepack.postprocess.yolo import Yolo
+from tests.bundles import small_bundle
 
 RECORD: dict[str, Any] = {
     "release": "0123456789ab", "before": "ba9876543210", "phase": "dropped", "reason": "why",
@@ -52,6 +62,14 @@ def test_rules_come_from_options() -> None:
         (["--shadow", "0s"], "--shadow must be more than 0 s and at most 30 d"),
         (["--shadow", "1h", "--share", "0"], "--share must be above 0 and at most 1"),
         (["--shadow", "1h", "--share", "nan"], "--share must be above 0 and at most 1"),
+        (["--split", "0.1"], "--split belongs to a trial"),
+        (["--shadow", "1h", "--split", "-0.1"], "--split must be at least 0 and at most --share"),
+        (["--shadow", "1h", "--split", "nan"], "--split must be at least 0 and at most --share"),
+        (["--shadow", "1h", "--split", "1.1"], "--split must be at least 0 and at most --share"),
+        (
+            ["--shadow", "1h", "--share", "0.2", "--split", "0.3"],
+            "--split must be at least 0 and at most --share",
+        ),
         (["--shadow", "1h", "--min-agreement", "98"], "--min-agreement must be between 0 and 1"),
         (["--shadow", "1h", "--max-latency", "inf"], "--max-latency must be above 0"),
         (["--shadow", "1h", "--keep-disagreements", "101"], "--keep-disagreements must be at most"),
@@ -84,6 +102,65 @@ def test_an_older_device_tool_refuses_a_trial_by_its_word() -> None:
     assert head["trial"]["seconds"] == 60
 
 
+def test_what_the_candidate_answers_it_gets() -> None:
+    assert rules("--shadow", "1h", "--split", "0.05") == TrialRules(seconds=3600, split=0.05)
+    assert rules("--shadow", "1h", "--split", "0.3") == TrialRules(
+        seconds=3600, share=0.3, split=0.3
+    )
+    words = ("--shadow", "1h", "--share", "0.5", "--split", "0.3")
+    assert rules(*words) == TrialRules(seconds=3600, share=0.5, split=0.3)
+
+
+def test_a_device_tool_that_knows_no_split_refuses_it_by_its_word() -> None:
+    request = InstallRequest(
+        manifest=b"{}", signature=b"", signers=b"", by="me", session="", keep=3, wait_s=1,
+        silence_s=1, trial=TrialRules(seconds=60, split=0.1),
+    )  # fmt: skip
+    head = json.loads(request.to_bytes().split(b"\n", 1)[0])
+    assert (head["op"], head["trial"]["split"]) == ("split", 0.1)
+
+
+def test_releases_that_can_answer_in_anothers_place(tmp_path: Path) -> None:
+    """What split.cc reads of a candidate."""
+    check_split(small_bundle(tmp_path / "plain"))
+    scores = ("scores",)
+    for number, spec in enumerate(
+        (
+            Classes(outputs=scores),
+            Ctc(outputs=scores, characters=("a", "b")),
+            Yolo(outputs=scores, size=(8, 8)),
+        )
+    ):
+        check_split(small_bundle(tmp_path / str(number), postprocess=spec))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"service": Service(args=("--camera", "--track", "15"))}, "follows things from frame to"),
+        ({"postprocess": Segmentation(outputs=("s",), size=(8, 8))}, "gives answers of the kind"),
+        ({"postprocess": Tensors(outputs=("s",))}, "gives answers of the kind 'tensors'"),
+        ({"postprocess": Yolo(outputs=("a", "b"), size=(8, 8), masks=32)}, "gives boxes with"),
+    ],
+)
+def test_releases_that_cannot(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CannotSplitError) as refusal:
+        check_split(small_bundle(tmp_path, **changes))
+    assert f"--split: tiny {message}" in refusal.value.message
+    assert "without --split" in str(refusal.value.hint)
+
+
+def test_models_in_a_row_and_states_cannot(tmp_path: Path) -> None:
+    bundle = small_bundle(tmp_path)
+    files = {**bundle.manifest.files, STAGES: bundle.manifest.files[GRAPH]}
+    row = replace(bundle, manifest=replace(bundle.manifest, files=files))
+    with pytest.raises(CannotSplitError, match="has models in a row"):
+        check_split(row)
+    (bundle.path / GRAPH).write_text('{"states": [{"input": "h", "output": "h2"}]}')
+    with pytest.raises(CannotSplitError, match="keeps states from frame to frame"):
+        check_split(bundle)
+
+
 def test_what_a_device_says_is_shown() -> None:
     lines = read(RECORD).lines()
     assert lines == [
@@ -100,12 +177,17 @@ def test_what_a_device_says_is_shown() -> None:
     assert read(running, runs=True).interrupted is False
     assert read(running).interrupted is True
     assert "`edgepack trial resume`" in read(running).lines()[0]
+    split = RECORD | {"rules": TrialRules(split=0.05).to_dict(), "answered": 17}
+    line = "answered  17 pictures by the candidate (0.05 of all are the candidate's)"
+    assert line in read(split).lines()
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
         {"pictures": -1},
+        {"answered": -1},
+        {"rules": TrialRules().to_dict() | {"split": 0.5}},
         {"agreement": "all"},
         {"rules": {"seconds": 60}},
         {"rules": TrialRules().to_dict() | {"share": 7}},

@@ -308,7 +308,6 @@ void RunLive(const Options& options, const Preprocessor& preprocessor, const Ten
         trial->Look();
         if (clips != nullptr) clips->Show(frame.image);
         const Found& found = line_of(frame, &line.text);
-        if (frame.shared) trial->Give(*frame.shared, line.text);
         if (preview) preview->Show(frame.image, found, line.text);
       } else {
         ++broken;

@@ -64,7 +64,8 @@ using LineOfFrame = std::function<const Found&(const LiveFrame& frame, std::stri
 /// each other, with a queue of one between any two. A photo that cannot be read gets a line with
 /// the error, a frame none; both are counted as broken. Where a preview is, is said on `err`.
 /// `sight` counts what the frames are, and is told in /metrics and --metrics. With `whole` frames
-/// keep all their pixels. `trial` is given a share of the frames, while there is one.
+/// keep all their pixels. `trial` picks a share of the frames, while there is one; `line_of` hands
+/// them over.
 /// Throws UsageError if the source cannot be read at all.
 void RunLive(const Options& options, const Preprocessor& preprocessor, const TensorInfo& input,
              bool whole, const LineOfFrame& line_of, Sight* sight, ResultSinks* sinks,

@@ -34,8 +34,11 @@ void DurationHistogram::Add(double seconds) {
 }
 
 std::string DurationHistogram::Text(const std::string& name, const std::string& help) const {
-  return MetricHeader(name, "histogram", help) +
-         HistogramText(name, "", kBounds.data(), counts_.data(), kBounds.size(), sum_);
+  return MetricHeader(name, "histogram", help) + Series(name, "");
+}
+
+std::string DurationHistogram::Series(const std::string& name, const std::string& labels) const {
+  return HistogramText(name, labels, kBounds.data(), counts_.data(), kBounds.size(), sum_);
 }
 
 void ServerMetrics::CountAnswer(int status) {

@@ -25,6 +25,8 @@ class DurationHistogram {
   void Add(double seconds);
   /// The series of a histogram `name`, in Prometheus' text format 0.0.4.
   [[nodiscard]] std::string Text(const std::string& name, const std::string& help) const;
+  /// The same with these labels, without what comes once for all labels.
+  [[nodiscard]] std::string Series(const std::string& name, const std::string& labels) const;
 
  private:
   static constexpr std::array<double, 13> kBounds = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,

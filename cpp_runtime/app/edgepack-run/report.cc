@@ -181,6 +181,7 @@ std::string JsonLine(const Report& report, std::string memory) {
   JsonWriter json(std::move(memory));
   WriteImage(report, &json.BeginObject());
   json.Key("edgepack").String(EDGEPACK_VERSION);
+  if (!report.release.empty()) json.Key("release").String(report.release);
   if (report.model) {
     json.Key("model").String(*report.model).Key("threads").Int(report.threads);
     WriteList("cpus", report.cpus, &json, [&](int cpu) { json.Int(cpu); });

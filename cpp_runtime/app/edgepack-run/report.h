@@ -31,6 +31,8 @@ struct Report : Found {
   std::int64_t image_mtime_ns = 0;
   /// Of --frames: the frame's number, from 0.
   std::optional<std::int64_t> frame;
+  /// Which release answered, if it is not the one that runs: a trial's candidate.
+  std::string release;
   std::optional<std::string> model;
   int threads = 1;
   std::vector<int> cpus;

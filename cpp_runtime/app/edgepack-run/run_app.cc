@@ -649,7 +649,9 @@ Report Execute(const Options& options, const BundleFolder& bundle,
   Session session = OpenSession(bundle, stages.get());
   const std::optional<Postprocessor> postprocessor = PostprocessorOf(options, bundle);
   Finder finder(postprocessor, bundle, options.top);
+  TrialTap trial(bundle.path, stages == nullptr && session.model().states().empty());
   Sight sight(bundle);
+  sight.Follow(&trial.counts());
   FrameMetrics metrics(&sight);
   std::optional<ResultSinks> sinks;
   if (options.sinks) {
@@ -661,7 +663,6 @@ Report Execute(const Options& options, const BundleFolder& bundle,
   std::optional<Preview> preview;
   if (options.preview) preview.emplace(*options.preview, AccessOf(options), &metrics, err);
   SourceState state("--watch: " + options.watch->string(), &metrics, err);
-  TrialTap trial(bundle.path);
   const auto line_of = [&](const PhotoFolder::Key& photo, bool given_up) {
     const Stopwatch all;
     Report report;
@@ -670,7 +671,6 @@ Report Execute(const Options& options, const BundleFolder& bundle,
     Options one = options;
     one.image = *options.watch / photo.first;
     PhotoLine line;
-    std::ostringstream text;
     try {
       if (given_up) {
         throw ImageError(one.image->string() + ": begun twice and never finished: it is left out",
@@ -687,25 +687,24 @@ Report Execute(const Options& options, const BundleFolder& bundle,
       sight.AddRun(*report.run_ms / 1000);
       sight.AddPicture(seen.light, report);
       report.rss_peak_bytes = PeakRssBytes();
-      PrintJson(report, text);
+      line.text = JsonLine(report);
+      trial.Look();
+      std::optional<SharedPicture> shared;
+      if (trial.Picks()) shared = trial.SharePhotoAt(*one.image);
+      if (shared) trial.AddThumbnail(seen.image, &*shared);
+      const Report& answer = trial.Answer(shared, report, &line.text);
       metrics.Add(all.ms() / 1000);
       metrics.SetProcessor(session.model().processor());
-      if (preview) preview->Show(seen.image, report, text.str());
-      trial.Look();
-      if (trial.Picks()) {
-        if (auto shared = trial.SharePhotoAt(*one.image)) {
-          trial.AddThumbnail(seen.image, &*shared);
-          trial.Give(*shared, text.str());
-        }
-      }
+      if (preview) preview->Show(seen.image, answer, line.text);
     } catch (const Error& error) {
       if (error.exit_code == kExitBundle) throw;
       line.problem = error.message;
       sight.AddError(error);
+      std::ostringstream text;
       PrintJsonError(error, text, report);
+      line.text = text.str();
       metrics.Count(state.rejected() + 1, 0, 0);
     }
-    line.text = text.str();
     if (sinks) sinks->Write(line.text);
     return line;
   };
@@ -756,7 +755,8 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
     return session.outputs();
   };
   PreprocessBuffers buffers;
-  TrialTap trial(bundle.path);
+  TrialTap trial(bundle.path, stages == nullptr && model.states.empty());
+  sight.Follow(&trial.counts());
   model.photo_line = [&](std::string_view bytes, double* run_ms) {
     if (!preprocessor) throw UsageError("the bundle has no preprocessing for photos");
     const TensorView input = PhotoInput(session, *preprocessor);
@@ -779,12 +779,10 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
     sight.AddPicture(LightOf(picture), report);
     std::string line = JsonLine(report);
     trial.Look();
-    if (trial.Picks()) {
-      if (auto shared = trial.SharePhoto(bytes)) {
-        trial.AddThumbnail(picture.bgr, &*shared);
-        trial.Give(*shared, line);
-      }
-    }
+    std::optional<SharedPicture> shared;
+    if (trial.Picks()) shared = trial.SharePhoto(bytes);
+    if (shared) trial.AddThumbnail(picture.bgr, &*shared);
+    trial.Answer(shared, report, &line);
     return line;
   };
   Serve(model, *options.serve, AccessOf(options),
@@ -813,6 +811,8 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
   std::optional<Tracker> tracker;
   if (options.track) tracker.emplace(*options.track);
   if (stages != nullptr && tracker) stages->Follow(&*tracker);
+  TrialTap trial(bundle.path, stages == nullptr && !tracker && session.model().states().empty());
+  sight.Follow(&trial.counts());
   const auto line_of = [&](const LiveFrame& frame, std::string* line) -> const Found& {
     report.image = frame.path;
     if (!frame.path) report.frame = frame.number;
@@ -829,11 +829,10 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
     sight.AddRun(*report.run_ms / 1000);
     sight.AddPicture(frame.light, report);
     *line = JsonLine(report, std::move(*line));
-    return report;
+    return trial.Answer(frame.shared, report, line);
   };
   std::optional<ResultSinks> sinks;
   if (options.sinks) sinks.emplace(bundle.path, err);
-  TrialTap trial(bundle.path);
   RunLive(options, preprocessor, *input.info, stages != nullptr, line_of, &sight,
           sinks ? &*sinks : nullptr, &trial, out, err);
 }

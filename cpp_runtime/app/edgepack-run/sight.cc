@@ -9,6 +9,7 @@
 #include <opencv2/core.hpp>
 
 #include "bundle_json.h"
+#include "split.h"
 
 namespace edgepack {
 namespace {
@@ -128,7 +129,9 @@ Sight::Sight(const BundleFolder& bundle)
   const auto text = [&](const char* key) {
     return manifest.HasValue(key) ? manifest.String(key) : std::string();
   };
-  labels_ = Label("model", text("name")) + "," + Label("release", text("release"));
+  model_ = Label("model", text("name"));
+  release_ = Label("release", text("release"));
+  labels_ = model_ + "," + release_;
   const std::int64_t version = manifest.HasValue("version") ? manifest.Int("version") : 0;
   std::string sha256;
   if (manifest.HasValue("model")) {
@@ -262,6 +265,7 @@ std::string Sight::Text() const {
   of_stages("edgepack_stage_errors_total", "Boxes that a stage could not look at.",
             &StageCount::failed);
   if (drift_) text += drift_->Text(labels_);
+  if (split_ != nullptr) text += split_->Text(model_, release_);
   return text;
 }
 

@@ -20,6 +20,8 @@
 
 namespace edgepack {
 
+class SplitCounts;
+
 /// Of a picture: its pixels, and how bright it is, from 0 to 1.
 struct Light {
   std::int64_t pixels = 0;
@@ -48,6 +50,9 @@ class Sight {
   /// What could not be done, by the error's kind.
   void AddError(const Error& error);
 
+  /// Who answered is told, too; `split` outlives it.
+  void Follow(const SplitCounts* split) { split_ = split; }
+
   [[nodiscard]] std::string Text() const;
 
   static constexpr std::size_t kMostClasses = 20;
@@ -72,8 +77,11 @@ class Sight {
 
   void CountClass(std::size_t index, const std::optional<std::string_view>& label);
 
-  std::string info_;    // labels of the release
-  std::string labels_;  // the model's name and the release's id
+  std::string info_;  // labels of the release
+  std::string model_;
+  std::string release_;
+  std::string labels_;  // both: the model's name and the release's id
+  const SplitCounts* split_ = nullptr;
   std::int64_t restarts_ = 0;
   double started_ = 0;
   mutable std::mutex mutex_;  // of what follows

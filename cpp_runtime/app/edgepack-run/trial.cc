@@ -8,11 +8,13 @@
 #include <fcntl.h>
 #include <fstream>
 #include <iterator>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <system_error>
 #include <unistd.h>
+#include <utility>
 
 #include <opencv2/core.hpp>
 #include <opencv2/imgproc.hpp>
@@ -31,6 +33,11 @@ constexpr std::uintmax_t kMaxPhotoBytes = std::uintmax_t{32} << 20U;
 constexpr int kMostSide = 1024;
 constexpr std::size_t kMostThumbnailBytes = std::size_t{64} << 10U;
 
+// An answer of the candidate's is waited for so many times as long as the own one took.
+constexpr double kWaits = 4;
+constexpr double kLeastWaitMs = 100;
+constexpr double kMostWaitMs = 2000;
+
 bool WriteAll(int fd, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t count = Retry([&] { return write(fd, bytes.data(), bytes.size()); });
@@ -39,6 +46,12 @@ bool WriteAll(int fd, std::string_view bytes) {
   }
   return true;
 }
+
+// What stands for a candidate's line if it gave none.
+constexpr std::string_view kNoReply = "-";
+
+/// Whether a message that begins so is no request.
+bool IsReply(char first) { return first == '{' || first == kNoReply[0]; }
 
 const char* NameOf(FrameFormat format) {
   switch (format) {
@@ -74,8 +87,9 @@ bool SendWith(int socket, std::string_view text, int fd) {
 
 }  // namespace
 
-TrialTap::TrialTap(const std::filesystem::path& release)
-    : random_(static_cast<unsigned>(Clock::now().time_since_epoch().count())) {
+TrialTap::TrialTap(const std::filesystem::path& release, bool may_split)
+    : may_split_(may_split),
+      random_(static_cast<unsigned>(Clock::now().time_since_epoch().count())) {
   std::error_code error;
   const std::filesystem::path whole = std::filesystem::canonical(release, error);
   const std::filesystem::path releases = whole.parent_path();
@@ -94,19 +108,37 @@ void TrialTap::Look() {
     return;
   }
   if (wanted_.load(std::memory_order_relaxed)) return;
-  // Each request is the share of pictures that it wants, and the side of small ones, if it does.
-  std::array<char, 32> text = {};
-  const ssize_t count =
-      Retry([&] { return recv(socket_.get(), text.data(), text.size() - 1, MSG_DONTWAIT); });
-  if (count == 0 || (count < 0 && errno != EAGAIN && errno != EWOULDBLOCK)) {
-    socket_.Close();
-  } else if (count > 0) {
-    char* end = nullptr;
-    share_ = std::strtod(text.data(), &end);
-    const std::int64_t side = std::strtol(end, nullptr, 10);
-    side_ = static_cast<int>(std::clamp<std::int64_t>(side, 0, kMostSide));
-    wanted_.store(true, std::memory_order_release);
+  for (;;) {
+    std::array<char, 128> text = {};
+    const ssize_t count =
+        Retry([&] { return recv(socket_.get(), text.data(), text.size() - 1, MSG_DONTWAIT); });
+    if (count == 0 || (count < 0 && errno != EAGAIN && errno != EWOULDBLOCK)) HangUp();
+    if (count <= 0) return;
+    if (IsReply(text[0])) continue;  // it came too late
+    ReadRequest(text.data());
+    return;
   }
+}
+
+void TrialTap::ReadRequest(const char* text) {
+  char* end = nullptr;
+  share_ = std::strtod(text, &end);
+  const std::int64_t side = std::strtol(end, &end, 10);
+  side_ = static_cast<int>(std::clamp<std::int64_t>(side, 0, kMostSide));
+  const double split = std::strtod(end, &end);
+  const std::string release = *end == ' ' ? end + 1 : "";
+  const bool splits = may_split_ && split > 0 && split <= share_ && !release.empty();
+  split_ = splits ? static_cast<float>(split) : 0.0F;
+  if (splits && release != release_) {
+    release_ = release;
+    counts_.Begin(release);
+  }
+  wanted_.store(true, std::memory_order_release);
+}
+
+void TrialTap::HangUp() {
+  socket_.Close();
+  split_ = 0;
 }
 
 void TrialTap::Connect() {
@@ -126,10 +158,23 @@ void TrialTap::Connect() {
 }
 
 bool TrialTap::Picks() {
-  if (!wanted_.load(std::memory_order_acquire)) return false;
-  if (std::generate_canonical<double, 24>(random_) >= share_) return false;
+  const bool wanted = wanted_.load(std::memory_order_acquire);
+  const float split = split_;
+  if (!wanted && split == 0) return false;
+  const auto drawn = std::generate_canonical<double, 24>(random_);
+  for_split_ = drawn < split;
+  if (!wanted) {
+    if (for_split_) counts_.Add(SplitCounts::Missed::kBusy);
+    return false;
+  }
+  if (drawn >= share_) return false;
   wanted_ = false;
   return true;
+}
+
+void TrialTap::GiveUp() {
+  if (for_split_) counts_.Add(SplitCounts::Missed::kUnfit);
+  wanted_ = true;
 }
 
 std::optional<SharedPicture> TrialTap::Share(std::string_view bytes, FrameFormat format,
@@ -144,6 +189,7 @@ std::optional<SharedPicture> TrialTap::Share(std::string_view bytes, FrameFormat
   picture.bytes = bytes.size();
   picture.format = format;
   picture.size = size;
+  picture.split = for_split_;
   return picture;
 }
 
@@ -193,11 +239,69 @@ void TrialTap::Give(const SharedPicture& picture, std::string_view line) {
   if (!picture.thumbnail.empty()) {
     json.Key("thumbnail_bytes").Int(static_cast<std::int64_t>(picture.thumbnail.size()));
   }
+  if (picture.split) json.Key("reply").Bool(true);
+  if (used_) json.Key("used").Bool(true);
+  used_ = false;
   json.EndObject();
   if (!WriteAll(picture.memory.get(), line) || !WriteAll(picture.memory.get(), picture.thumbnail) ||
       !SendWith(socket_.get(), json.text(), picture.memory.get())) {
-    socket_.Close();
+    HangUp();
   }
+}
+
+bool TrialTap::WaitForReply(std::chrono::milliseconds limit) {
+  using std::chrono::milliseconds;
+  const Clock::time_point end = Clock::now() + limit;
+  reply_.resize(kMostLineBytes);
+  while (socket_) {
+    const auto left = std::chrono::duration_cast<milliseconds>(end - Clock::now());
+    if (left.count() <= 0) break;
+    pollfd wanted = {socket_.get(), POLLIN, 0};
+    if (poll(&wanted, 1, static_cast<int>(left.count())) <= 0) continue;
+    const ssize_t count = Retry([&] {
+      return recv(socket_.get(), reply_.data(), reply_.size(), MSG_DONTWAIT | MSG_TRUNC);
+    });
+    if (count <= 0) {
+      HangUp();
+      break;
+    }
+    // What is cut off is no JSON.
+    reply_.resize(std::min(reply_.size(), static_cast<std::size_t>(count)));
+    return true;
+  }
+  return false;
+}
+
+const Report& TrialTap::Answer(const std::optional<SharedPicture>& picture, const Report& ours,
+                               std::string* line) {
+  using Missed = SplitCounts::Missed;
+  if (picture) Give(*picture, *line);
+  const auto own = [&]() -> const Report& {
+    if (split_ > 0) counts_.AddOwn(TookMs(ours) / 1000);
+    return ours;
+  };
+  const auto missed = [&](Missed why) -> const Report& {
+    counts_.Add(why);
+    return own();
+  };
+  if (!picture || !picture->split) return own();
+  if (!CanSplit(ours)) return missed(Missed::kUnfit);
+  if (!socket_) return missed(Missed::kFailed);
+  const double wait_ms = std::clamp(kWaits * TookMs(ours), kLeastWaitMs, kMostWaitMs);
+  if (!WaitForReply(std::chrono::milliseconds(static_cast<std::int64_t>(wait_ms)))) {
+    return missed(socket_ ? Missed::kLate : Missed::kFailed);
+  }
+  if (reply_ == kNoReply) return missed(Missed::kFailed);
+  try {
+    candidate_.Read(reply_, ours);
+  } catch (const Error&) {
+    return missed(Missed::kInvalid);
+  }
+  candidate_.report.release = release_;
+  used_ = true;
+  counts_.AddCandidate(TookMs(candidate_.report) / 1000);
+  *line = JsonLine(candidate_.report, std::move(*line));
+  return candidate_.report;
 }
 
 }  // namespace edgepack

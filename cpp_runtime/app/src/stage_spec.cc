@@ -10,7 +10,7 @@ namespace edgepack {
 namespace {
 
 constexpr std::size_t kMostStages = 8;
-constexpr std::int64_t kMostBoxes = 1000;
+constexpr std::int64_t kMostStageBoxes = 1000;
 constexpr std::int64_t kMostClass = 1000000;
 constexpr double kMostPadding = 10;
 constexpr std::size_t kMostLetters = 64;
@@ -54,7 +54,7 @@ StageSpec ReadStage(std::size_t number, JsonObject* object) {
   if (!(spec.padding >= 0 && spec.padding <= kMostPadding)) {
     object->Fail("padding", "is not from 0 to 10");
   }
-  spec.most = static_cast<std::size_t>(object->Int("most", 1, kMostBoxes));
+  spec.most = static_cast<std::size_t>(object->Int("most", 1, kMostStageBoxes));
   using Align = StageSpec::Align;
   spec.align = ReadChoice<Align>(
       "align", {{"box", Align::kBox}, {"corners", Align::kCorners}, {"face", Align::kFace}},

@@ -57,6 +57,7 @@ Options ParseOptions(const std::vector<std::string>& words) {
       {"--wait", [&](Value text) { options.wait_s = WholeNumber("--wait", text, 0); }},
       {"--for", [&](Value text) { options.rules.seconds = Decimal("--for", text); }},
       {"--share", [&](Value text) { options.rules.share = Decimal("--share", text); }},
+      {"--split", [&](Value text) { options.rules.split = Decimal("--split", text); }},
       {"--min-agreement",
        [&](Value text) { options.rules.min_agreement = Decimal("--min-agreement", text); }},
       {"--max-latency",
@@ -140,6 +141,7 @@ usage: edgepack-device COMMAND [options]
   --retest             install: test the release even if it passed before
   --for S              trial start: seconds it lasts (7200)
   --share S            trial start: share of the pictures, above 0 and at most 1 (0.1)
+  --split S            trial start: share of all pictures that ID answers, at most --share (0)
   --min-agreement S    trial start: agreement that is needed, 0 to 1 (0.98)
   --max-latency S      trial start: the most latency, as a multiple of the current release's (1.2)
   --min-pictures N     trial start: compared pictures that are needed (20)

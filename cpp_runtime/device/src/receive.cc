@@ -68,9 +68,11 @@ Request ReadRequest(const std::string& line, WireInput* in) {
   if (root.Int("protocol") != kProtocol) throw Confused("another protocol is asked for");
   Request request;
   const std::string op = root.String("op");
-  if (op != "deploy" && op != "plan" && op != "trial") throw Confused("op " + op);
+  // "split" is a trial whose candidate answers, too.
+  const bool tries = op == "trial" || op == "split";
+  if (op != "deploy" && op != "plan" && !tries) throw Confused("op " + op);
   request.plan = op == "plan";
-  if (op == "trial") {
+  if (tries) {
     JsonObject rules = root.Object("trial");
     request.trial = TrialRules::Read(&rules);
     request.install.activate = false;

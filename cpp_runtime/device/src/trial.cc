@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdio>
 #include <fcntl.h>
+#include <initializer_list>
+#include <string_view>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -81,6 +83,7 @@ void TrialRules::Check() const {
   constexpr double kMostS = 30 * 86400.0;
   need(seconds > 0 && seconds <= kMostS, "time is more than 0 and at most 30 days");
   need(share > 0 && share <= 1, "share is more than 0 and at most 1");
+  need(split >= 0 && split <= share, "split is at most its share");
   need(min_agreement >= 0 && min_agreement <= 1, "agreement is between 0 and 1");
   need(max_latency > 0 && std::isfinite(max_latency), "latency ratio is more than 0");
   need(min_pictures >= 1, "number of pictures is at least 1");
@@ -91,7 +94,7 @@ void TrialRules::Check() const {
 void TrialRules::Write(JsonWriter* json) const {
   json->BeginObject().Key("seconds").Number(seconds).Key("share").Number(share);
   json->Key("min_agreement").Number(min_agreement).Key("max_latency").Number(max_latency);
-  json->Key("min_pictures").Int(min_pictures);
+  json->Key("min_pictures").Int(min_pictures).Key("split").Number(split);
   json->Key("keep_disagreements").Int(keep_disagreements).EndObject();
 }
 
@@ -106,6 +109,7 @@ TrialRules TrialRules::Read(JsonObject* object) {
   if (object->Has("keep_disagreements")) {
     rules.keep_disagreements = object->Int("keep_disagreements");
   }
+  if (object->Has("split")) rules.split = object->Number("split");
   rules.Check();
   return rules;
 }
@@ -124,7 +128,7 @@ void Trial::Write(JsonWriter* json) const {
   WriteNumber("agreement", Agreement(), json);
   json->Key("agreed").Number(agreed).Key("differing").Int(differing);
   json->Key("incomparable").Int(incomparable).Key("crashes").Int(crashes);
-  json->Key("kept").Int(kept);
+  json->Key("kept").Int(kept).Key("answered").Int(answered);
   json->Key("scored").Int(scored).Key("difference").Number(difference);
   json->Key("largest_difference").Number(largest_difference);
   json->Key("current_ms").Number(current_ms).Key("candidate_ms").Number(candidate_ms);
@@ -150,6 +154,7 @@ Trial Trial::Read(JsonObject* object) {
   trial.incomparable = object->Int("incomparable", 0);
   trial.crashes = object->Int("crashes", 0);
   if (object->Has("kept")) trial.kept = object->Int("kept", 0, kMostPictures);
+  if (object->Has("answered")) trial.answered = object->Int("answered", 0);
   trial.scored = object->Int("scored", 0);
   trial.difference = object->Number("difference");
   trial.largest_difference = object->Number("largest_difference");
@@ -284,32 +289,35 @@ std::string TrialText(const Site& site) {
   const std::optional<Trial> trial = FindTrial(site.root);
   if (!trial) throw NoTrial("there was no trial here");
   const bool runs = !trial->IsOver() && !TrialLock::Take(site.root);
-  std::string phase = trial->phase;
-  if (!trial->IsOver() && !runs) phase = "interrupted: edgepack-device trial resume goes on";
-  std::string text = "trial of release " + trial->release + " beside " + trial->before + ": " +
-                     phase + (trial->reason.empty() ? "" : ", " + trial->reason) + "\n";
+  std::string text;
+  const auto add = [&](std::initializer_list<std::string_view> parts) {
+    for (const std::string_view part : parts) text += part;
+  };
   const auto count = [](std::int64_t number) { return std::to_string(number); };
-  text += "time       " + Short(trial->elapsed_s) + " of " + Short(trial->rules.seconds) + " s\n";
-  text +=
-      "pictures   " + count(trial->pictures) + " compared, " + count(trial->differing) + " differ";
-  if (trial->incomparable > 0) text += ", " + count(trial->incomparable) + " cannot be compared";
-  if (trial->kept > 0) text += ", " + count(trial->kept) + " kept in trial/pictures";
-  text += "\n";
+  add({"trial of release ", trial->release, " beside ", trial->before, ": "});
+  const bool interrupted = !trial->IsOver() && !runs;
+  add({interrupted ? "interrupted: edgepack-device trial resume goes on" : trial->phase,
+       trial->reason.empty() ? "" : ", ", trial->reason});
+  add({"\ntime       ", Short(trial->elapsed_s), " of ", Short(trial->rules.seconds)});
+  add({" s\npictures   ", count(trial->pictures), " compared, ", count(trial->differing)});
+  add({" differ"});
+  if (trial->incomparable > 0) add({", ", count(trial->incomparable), " cannot be compared"});
+  if (trial->kept > 0) add({", ", count(trial->kept), " kept in trial/pictures"});
+  if (trial->rules.split > 0) add({"\nanswered   ", count(trial->answered), " by the candidate"});
   if (const std::optional<double> agreement = trial->Agreement()) {
-    text += "agreement  " + Percent(*agreement) + ", needed " +
-            Percent(trial->rules.min_agreement) + "\n";
+    add({"\nagreement  ", Percent(*agreement), ", needed ", Percent(trial->rules.min_agreement)});
   }
   if (trial->scored > 0) {
-    text += "scores     differ by " +
-            Short(trial->difference / static_cast<double>(trial->scored)) + " on average, " +
-            Short(trial->largest_difference) + " at most\n";
+    const double mean = trial->difference / static_cast<double>(trial->scored);
+    add({"\nscores     differ by ", Short(mean), " on average, "});
+    add({Short(trial->largest_difference), " at most"});
   }
   if (trial->latency_ratio) {
-    text += "latency    " + Short(*trial->latency_ratio) + " x that of " + trial->before +
-            ", allowed " + Short(trial->rules.max_latency) + " x\n";
+    add({"\nlatency    ", Short(*trial->latency_ratio), " x that of ", trial->before});
+    add({", allowed ", Short(trial->rules.max_latency), " x"});
   }
-  text += "memory     " + Short(static_cast<double>(trial->peak_bytes) / 1e6) + " MB at most\n";
-  if (trial->crashes > 0) text += "crashes    " + count(trial->crashes) + "\n";
+  add({"\nmemory     ", Short(static_cast<double>(trial->peak_bytes) / 1e6), " MB at most\n"});
+  if (trial->crashes > 0) add({"crashes    ", count(trial->crashes), "\n"});
   return text;
 }
 

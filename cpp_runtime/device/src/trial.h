@@ -15,6 +15,8 @@ struct TrialRules {
   double seconds = 7200;
   /// Of the current release's pictures that are handed over, if the candidate keeps up.
   double share = 0.1;
+  /// Of all pictures that the candidate answers in the current release's place, at most `share`.
+  double split = 0;
   /// Mean over the compared pictures.
   double min_agreement = 0.98;
   /// The candidate's time for its golden input over the current release's.
@@ -49,6 +51,8 @@ struct Trial {
   double agreed = 0;
   std::int64_t differing = 0;
   std::int64_t incomparable = 0;
+  /// Pictures that the candidate answered in the current release's place.
+  std::int64_t answered = 0;
   /// Pictures in trial/pictures.
   std::int64_t kept = 0;
   std::int64_t crashes = 0;

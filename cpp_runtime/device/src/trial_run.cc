@@ -61,6 +61,8 @@ struct Handed {
   std::string picture;
   std::string answer;
   std::string thumbnail;  // empty: there is none
+  bool reply = false;     // the candidate's line is wanted
+  bool used = false;      // the last one was the answer
 };
 
 std::string ReadPart(const Fd& memory, std::size_t at, std::size_t size) {
@@ -109,10 +111,13 @@ class Door {
   Door& operator=(Door&&) = delete;
 
   /// What comes within `seconds`; nothing if nothing does.
-  std::optional<Handed> Wait(double seconds, const TrialRules& rules) {
+  std::optional<Handed> Wait(double seconds, const Trial& trial) {
     if (peer_ && !asked_) {
+      const TrialRules& rules = trial.rules;
       std::string text = std::to_string(rules.share);
-      if (rules.keep_disagreements > 0) text += " " + std::to_string(kThumbnailSide);
+      const int side = rules.keep_disagreements > 0 ? kThumbnailSide : 0;
+      if (side > 0 || rules.split > 0) text += " " + std::to_string(side);
+      if (rules.split > 0) text += " " + std::to_string(rules.split) + " " + trial.release;
       asked_ = send(peer_.get(), text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT) > 0;
       if (!asked_) peer_.Close();
     }
@@ -132,6 +137,11 @@ class Door {
       peer_.Close();
       return std::nullopt;
     }
+  }
+
+  /// The candidate's line, "-" if it has none. One that does not fit is lost: nobody waits long.
+  void Reply(const std::string& line) const {
+    (void)send(peer_.get(), line.data(), line.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   }
 
  private:
@@ -173,6 +183,8 @@ class Door {
       handed.thumbnail = ReadPart(memory, static_cast<std::size_t>(picture + answer),
                                   static_cast<std::size_t>(thumbnail));
     }
+    handed.reply = root.Has("reply");
+    handed.used = root.Has("used");
     return handed;
   }
 
@@ -310,25 +322,14 @@ class Candidate {
   int status_ = 0;
 };
 
-/// "run_ms" of an answer; 0 if there is none.
+/// The fastest run of a benchmark, or what a run took; 0 if there is neither.
 double RunMs(const std::string& answer) {
   try {
     const JsonDocument document(answer.substr(std::min(answer.find('{'), answer.size())),
                                 "edgepack-run's answer", "no-answer");
     JsonObject root = document.Root();
+    if (root.Has("bench")) return root.Object("bench").Number("min_ms");
     return root.Has("run_ms") ? root.Number("run_ms") : 0;
-  } catch (const Error&) {
-    return 0;
-  }
-}
-
-/// The fastest run of a benchmark; 0 if there is none.
-double FastestMs(const std::string& answer) {
-  try {
-    const JsonDocument document(answer.substr(std::min(answer.find('{'), answer.size())),
-                                "edgepack-run's answer", "no-answer");
-    JsonObject root = document.Root();
-    return root.Has("bench") ? root.Object("bench").Number("min_ms") : 0;
   } catch (const Error&) {
     return 0;
   }
@@ -358,8 +359,8 @@ class TrialRunner {
     begun_ = Monotonic();  // its time is that on live pictures
     while (!trial_.IsOver()) {
       if (Check()) continue;
-      const std::optional<Handed> handed = door.Wait(kTickS, trial_.rules);
-      if (handed) Compare(*handed);
+      const std::optional<Handed> handed = door.Wait(kTickS, trial_);
+      if (handed) Compare(*handed, door);
       if (Monotonic() - saved_ >= std::clamp(trial_.rules.seconds / kSaves, 1.0, kMostSaveS))
         TrySave();
     }
@@ -398,7 +399,7 @@ class TrialRunner {
         const Ended ended = RunProgram(
             {ProgramOf(release), "--golden", "--warmup", "1", "--bench", kLatencyRuns, "--json"},
             kLatencyS, Priority::kLowest);
-        const double ms = FastestMs(ended.out);
+        const double ms = RunMs(ended.out);
         if (ms <= 0) {
           // The candidate passed its test; of the current release nothing is known then.
           if (which == 1) End("dropped", "the candidate did not answer its golden input");
@@ -416,11 +417,13 @@ class TrialRunner {
     TrySave();
   }
 
-  void Compare(const Handed& handed) {
+  void Compare(const Handed& handed, const Door& door) {
+    if (handed.used) ++trial_.answered;
     if (candidate_ && !candidate_->Fits(handed)) candidate_.reset();
     if (!candidate_) candidate_ = std::make_unique<Candidate>(ProgramOf(trial_.release), handed);
     const std::optional<std::string> answer =
         candidate_->Ask(handed.picture, [&] { return IsStopped(); });
+    if (handed.reply) door.Reply(answer.value_or("-"));
     if (IsStopped()) return;
     if (!answer && candidate_->IsNotConfined()) {
       End("dropped", "this kernel cannot confine the candidate: it lacks seccomp filters");

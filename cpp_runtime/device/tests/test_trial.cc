@@ -300,7 +300,9 @@ TEST_CASE("a trial's record is read as it was written") {
   trial.peak_bytes = 1 << 20;
   trial.rules.share = 0.5;
   trial.rules.keep_disagreements = 7;
+  trial.rules.split = 0.25;
   trial.kept = 5;
+  trial.answered = 3;
   JsonWriter first;
   trial.Write(&first);
   const JsonDocument document(first.text(), "trial.json", "damaged");
@@ -310,6 +312,8 @@ TEST_CASE("a trial's record is read as it was written") {
   again.Write(&second);
   CHECK(first.text() == second.text());
   CHECK(again.Agreement() == doctest::Approx(0.875));
+  CHECK(again.rules.split == 0.25);
+  CHECK(again.answered == 3);
   CHECK(again.IsOver());
 }
 
@@ -326,6 +330,8 @@ TEST_CASE("rules out of range are refused") {
   refused([](TrialRules* rules) { rules->keep_disagreements = -1; });
   refused([](TrialRules* rules) { rules->keep_disagreements = 101; });
   refused([](TrialRules* rules) { rules->share = 1.01; });
+  refused([](TrialRules* rules) { rules->split = -0.1; });
+  refused([](TrialRules* rules) { rules->split = rules->share + 0.01; });
   refused([](TrialRules* rules) { rules->min_agreement = -0.1; });
   refused([](TrialRules* rules) { rules->max_latency = 0; });
   refused([](TrialRules* rules) { rules->min_pictures = 0; });
