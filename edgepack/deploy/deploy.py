@@ -534,7 +534,10 @@ class _Deploy:
             ]
             if self._options.trial:
                 steps[-2] = steps.pop()
-                steps.append(("trial", f"beside {state.current}, on its pictures; then decide"))
+                split = self._options.trial.split
+                answers = f"; {split:.4g} of them it answers" if split else ""
+                text = f"beside {state.current}, on its pictures{answers}; then decide"
+                steps.append(("trial", text))
         if state.remove:
             steps.append(("prune", f"remove {', '.join(state.remove)}"))
         return DeployPlan(

@@ -25,7 +25,7 @@ import pytest
 from edgepack.base.errors import NothingThereError, UsageError
 from edgepack.bundle.bundle import Bundle
 from edgepack.cli import main
-from edgepack.deploy.deploy import deploy_bundle
+from edgepack.deploy.deploy import deploy_bundle, preview
 from edgepack.deploy.options import DeployOptions, TrialRules
 from edgepack.deploy.remote_pictures import fetch_pictures
 from edgepack.deploy.remote_tool import rollback, status, trial
@@ -445,7 +445,11 @@ def wait_for(holds: Callable[[], bool]) -> None:
 def test_a_candidate_answers_a_share_of_live_frames(board: Board, tmp_path: Path) -> None:
     """The brightest column is one of the first four, of which the candidate says the others'."""
     metrics = tmp_path / "app.prom"
-    board.deploy("other", replace(RULES, seconds=600, split=0.5, min_agreement=0))
+    rules = replace(RULES, seconds=600, split=0.5, min_agreement=0)
+    plan = preview(board.bundles["other"], board.device, ROOT, options=DeployOptions(trial=rules))
+    text = f"beside {board.id('first')}, on its pictures; 0.5 of them it answers; then decide"
+    assert ("trial", text) in plan.steps
+    board.deploy("other", rules)
 
     def by(name: str) -> list[dict[str, Any]]:
         lines = [line for line in board.said if "frame" in line]
