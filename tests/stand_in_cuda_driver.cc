@@ -1,14 +1,21 @@
 // A stand-in for libcuda.so.1, NVIDIA's driver: its modules are kernels that were compiled for this
 // machine's CPU (stand_in_cuda_kernels.h), its memory is the machine's. No GPU is here.
 //
-// As with a real one, work is done later than it was asked for: here when the stream is waited for.
-// New memory is full of NaN. What it has, and what fails, is said by the environment:
+// As with a real one, work is done later than it was asked for: here when the stream is looked at.
+// New memory is full of NaN. What it has, and what fails, is said by the environment, or by lines of
+// the file /etc/stand-in-cuda, "STAND_IN_BROKEN 0":
 //   STAND_IN_ARCH     compute capability of the device (default: 87)
 //   STAND_IN_DEVICES  0: there is none
 //   STAND_IN_MEMORY   bytes of its memory (default: 1 GiB)
 //   STAND_IN_BUSY     so many launches fail for want of resources, which later ones may have
 //   STAND_IN_BROKEN   after so many launches one fails when it runs; from then on everything does
+//   STAND_IN_HANGS    after so many launches one does not end, nor anything after it, unless the file
+//                     STAND_IN_UNTIL is there; what waits for the device waits as long, among it
+//                     what the driver does when the process ends
+//   STAND_IN_BLOCKS   after so many launches the driver does not come back from one
+//   STAND_IN_TAKES_US microseconds that pass, from the first launch of a run to its end, at least
 // Built with -DWITHOUT_GRAPHS it is a driver from before CUDA 11.
+#include <chrono>
 #include <csetjmp>
 #include <cstdint>
 #include <cstdio>
@@ -16,6 +23,7 @@
 #include <cstring>
 #include <dlfcn.h>
 #include <elf.h>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -33,11 +41,16 @@ using Result = int;
 constexpr Result kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3,
                  kNoDevice = 100, kInvalidImage = 200, kInvalidContext = 201, kNoBinary = 209,
                  kNotFound = 500, kLaunchFailed = 719, kOutOfResources = 701,
-                 kCaptureUnsupported = 900;
+                 kCaptureUnsupported = 900, kNotReady = 600;
 
 long Said(const char* name, long otherwise) {
-  const char* text = std::getenv(name);
-  return text != nullptr ? std::atol(text) : otherwise;
+  if (const char* text = std::getenv(name)) return std::atol(text);
+  std::ifstream file("/etc/stand-in-cuda");
+  for (std::string word; file >> word;) {
+    long value = 0;
+    if (file >> value && word == name) return value;
+  }
+  return otherwise;
 }
 
 struct Extent {
@@ -59,8 +72,10 @@ using Work = std::function<Result()>;
 struct Graph {
   std::vector<Work> work;
 };
+using Clock = std::chrono::steady_clock;
 struct Stream {
   std::vector<Work> work;
+  Clock::time_point began;
   Graph* captured = nullptr;
 };
 
@@ -176,13 +191,32 @@ bool Holds(std::uint64_t place, std::size_t bytes) {
 }
 
 Result Put(Stream* stream, Work work) {
+  if (stream->captured == nullptr && stream->work.empty()) stream->began = Clock::now();
   (stream->captured != nullptr ? stream->captured->work : stream->work).push_back(std::move(work));
   return kSuccess;
 }
 
+// Whether the device will never end what it has.
+bool Hangs() {
+  const char* const until = std::getenv("STAND_IN_UNTIL");
+  return launched > Said("STAND_IN_HANGS", 1L << 40) && (until == nullptr || access(until, F_OK) != 0);
+}
+
+// What waits for the device.
+void WaitForDevice() {
+  while (Hangs()) usleep(10000);
+}
+
+struct AtTheEnd {
+  ~AtTheEnd() { WaitForDevice(); }
+} at_the_end;
+
 // What starting something costs: resources that are missing, or the device.
 Result Started(bool captured) {
   if (captured) return kSuccess;
+  if (launched >= Said("STAND_IN_BLOCKS", 1L << 40)) {
+    for (;;) pause();
+  }
   if (++launched <= Said("STAND_IN_BUSY", 0)) return kOutOfResources;
   return kSuccess;
 }
@@ -271,6 +305,7 @@ API cuModuleLoadData(Module** made, const void* image) {
 }
 API cuModuleUnload(Module* module) {
   LOCKED;
+  WaitForDevice();
   dlclose(module->library);
   return kSuccess;
 }
@@ -298,6 +333,7 @@ API cuMemAlloc_v2(std::uint64_t* made, std::size_t bytes) {
 }
 API cuMemFree_v2(std::uint64_t place) {
   LOCKED;
+  WaitForDevice();
   const auto found = memory.find(place);
   if (found == memory.end()) return kInvalidValue;
   used -= found->second;
@@ -311,6 +347,7 @@ API cuMemHostRegister_v2(void*, std::size_t, unsigned) {
 }
 API cuMemHostUnregister(void*) {
   LOCKED;
+  WaitForDevice();
   return kSuccess;
 }
 API cuMemcpyHtoD_v2(std::uint64_t to, const void* from, std::size_t bytes) {
@@ -334,9 +371,12 @@ API cuStreamCreate(Stream** made, unsigned) {
   *made = new Stream;
   return kSuccess;
 }
-API cuStreamSynchronize(Stream* stream) {
+API cuStreamQuery(Stream* stream) {
   LOCKED;
   if (stream->captured != nullptr) return kCaptureUnsupported;
+  if (Hangs()) return kNotReady;
+  const auto takes = std::chrono::microseconds(Said("STAND_IN_TAKES_US", 0));
+  if (!stream->work.empty() && Clock::now() - stream->began < takes) return kNotReady;
   std::vector<Work> work = std::move(stream->work);
   stream->work.clear();
   for (const Work& each : work) {
@@ -346,6 +386,7 @@ API cuStreamSynchronize(Stream* stream) {
 }
 API cuStreamDestroy_v2(Stream* stream) {
   LOCKED;
+  WaitForDevice();
   delete stream;
   return kSuccess;
 }

@@ -17,6 +17,7 @@ enum ExitCode : int {
   kExitMismatch = 8,
   kExitTimeLimit = 9,
   kExitPosition = 10,
+  kExitGpuLost = 13,
   kExitAgain = 75,  // EX_TEMPFAIL of sysexits.h
 };
 

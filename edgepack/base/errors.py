@@ -112,6 +112,12 @@ class NothingThereError(RemoteError):
     exit_code = 12
 
 
+class GpuLostError(RemoteError):
+    """The device's GPU hangs, or fails again and again."""
+
+    exit_code = 13
+
+
 EXIT_CODES = {
     0: "ok",
     1: "a bug in edgepack (a traceback is printed)",
@@ -126,6 +132,7 @@ EXIT_CODES = {
     PositionError.exit_code: "an input points outside of its tensor",
     RefusedError.exit_code: "the device refuses the login",
     NothingThereError.exit_code: "not found: no such release, service or virtual board",
+    GpuLostError.exit_code: "the device's GPU hangs, or failed three times",
     129: "hung up: the terminal was closed (SIGHUP)",
     130: "interrupted (Ctrl-C)",
     143: "terminated (SIGTERM)",

@@ -14,6 +14,7 @@ from typing import Any
 from edgepack.base.errors import (
     BundleError,
     EdgepackError,
+    GpuLostError,
     MismatchError,
     ModelError,
     NothingThereError,
@@ -35,6 +36,7 @@ _ERRORS: dict[int, type[EdgepackError]] = {
     BundleError.exit_code: BundleError,
     MismatchError.exit_code: MismatchError,
     PositionError.exit_code: PositionError,
+    GpuLostError.exit_code: GpuLostError,
 }
 # What a shell makes of a program that did not get as far as its own exit code.
 _SHELL_CODES = {
@@ -111,7 +113,7 @@ def ask_app(device: Device, root: str, request: RunRequest) -> AppAnswer:
     Files go to a temporary folder there and are removed again. Raises RemoteError if
     nothing is deployed or the app fails, SenselessError for an answer that is none, and the
     class of the app's own exit code (UsageError, ModelError, BundleError, MismatchError,
-    PositionError).
+    PositionError, GpuLostError).
     """
     uploads = [path for path in (request.image, *request.inputs, request.expected) if path]
     for path in uploads:

@@ -5,13 +5,22 @@ What a driver and a GPU of NVIDIA's would do is not proven: see `stand_in_cuda`.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import http.client
 import json
 import os
 import platform
+import re
+import shutil
+import socket
 import subprocess
 import sys
+import tempfile
+import time
+import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +28,17 @@ import numpy as np
 import onnx
 import pytest
 
+from edgepack.base.errors import GpuLostError, MismatchError
 from edgepack.boards import get_board
 from edgepack.compiler import compile_model
 from edgepack.frontend.precision import Precision
 from edgepack.model import ModelSpec
 from edgepack.native.app import build_runtime
+from edgepack.native.sdk import build_sdk, write_sdk
 from edgepack.native.toolchain import select
 from tests import stand_in_cuda
 from tests.functional.test_gpu import CUDA, _bundle, _halves, _network, _reference
+from tests.functional.test_serve import Served, serving
 from tests.onnx_models import Builder
 
 Array = np.ndarray
@@ -190,6 +202,7 @@ def test_copies_that_are_late_bring_what_was_there_in_time(driver: Path, tmp_pat
         ({"STAND_IN_MEMORY": "1000"}, "of the GPU's 1000 are free"),
         ({"STAND_IN_BUSY": "1"}, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"),
         ({"STAND_IN_BROKEN": "0"}, "CUDA_ERROR_LAUNCH_FAILED"),
+        ({"STAND_IN_BROKEN": "0"}, "on the GPU, one of"),
     ],
 )
 def test_errors_of_the_driver_are_said(
@@ -231,6 +244,185 @@ def test_the_cpu_does_what_the_gpu_fails_in(
     assert why in report["processor"].get("why", "")
 
 
+# ------------------------------------------------ a GPU that hangs
+
+# Enough for the stand-in on a busy machine, and short for who waits for it in vain.
+LIMIT = ("--gpu-limit", "2")
+
+
+@pytest.mark.parametrize(
+    ("environment", "words", "said"),
+    [
+        (
+            {"STAND_IN_HANGS": "0"},
+            (),
+            r"not ended one of \d+ kernels, from gpu_\w+ of layer",
+        ),
+        (
+            {"STAND_IN_HANGS": "3"},
+            ("--bench=1", "--warmup=0", "--profile"),
+            "it has not ended kernel gpu_",
+        ),
+        ({"STAND_IN_BLOCKS": "0"}, (), "the GPU's driver has not come back from a call within 2 s"),
+    ],
+    ids=["in a run", "in a kernel alone", "in the driver"],
+)
+def test_a_gpu_that_hangs_is_left(
+    environment: dict[str, str], words: tuple[str, ...], said: str, bundle: Path, driver: Path
+) -> None:
+    """The stand-in waits for its device for ever when memory is given back or the process ends."""
+    done = _run(bundle, driver, "--json", *LIMIT, *words, **environment)
+    assert done.returncode == GpuLostError.exit_code
+    assert re.search(said, done.stderr)
+    assert re.search(said, json.loads(done.stdout)["error"]["message"])
+
+
+def test_the_cpu_goes_on_when_the_gpu_hangs(two_plans: Path, driver: Path) -> None:
+    """Waited for once: of three runs that fail the first takes as long as it may."""
+    report = _report(two_plans, driver, EDGEPACK_GPU_LIMIT_S="1.5", STAND_IN_HANGS="5")
+    assert report["expected"]["ok"]
+    assert report["processor"]["on"] == "cpu"
+    assert report["processor"]["gpu_failures"] == 3
+    assert "the GPU still hangs" in report["processor"]["why"]
+
+
+def _question(bundle: Path) -> bytes:
+    x = np.load(bundle / "in.npy")
+    tensor = {"name": "x", "datatype": "FP32", "shape": x.shape, "data": x.ravel().tolist()}
+    return json.dumps({"inputs": [tensor]}).encode()
+
+
+def _is_due(bundle: Path, answer: bytes) -> bool:
+    outputs = {output["name"]: output["data"] for output in json.loads(answer)["outputs"]}
+    due = np.load(bundle / "due0.npy").ravel()
+    assert outputs["at"] == np.load(bundle / "due1.npy").ravel().tolist()
+    return bool(np.allclose(outputs["y"], due, rtol=1e-4, atol=1e-6))
+
+
+@contextlib.contextmanager
+def _serving(bundle: Path, driver: Path, **environment: str) -> Iterator[Served]:
+    board = get_board("local")
+    app = build_runtime(board, select(board).toolchain).app
+    env = {"LD_LIBRARY_PATH": str(driver), **environment}
+    with serving(app, "--bundle", str(bundle), *LIMIT, env=env) as served:
+        yield served
+
+
+@pytest.mark.parametrize(
+    ("environment", "runs", "said"),
+    [
+        ({"STAND_IN_HANGS": "1"}, 1, "the GPU hangs"),
+        ({"STAND_IN_BROKEN": "0"}, 3, "the GPU failed in 3 runs, one after the other"),
+    ],
+)
+def test_a_server_whose_gpu_is_lost_ends(
+    environment: dict[str, str], runs: int, said: str, bundle: Path, driver: Path
+) -> None:
+    """Each question is answered before that."""
+    with _serving(bundle, driver, **environment) as served:
+        ask = functools.partial(served.ask, served.model + "/infer", _question(bundle))
+        answers = [ask() for _ in range(runs)]
+        assert [status for status, _, _ in answers] == [500] * runs
+        assert said in json.loads(answers[-1][2])["error"]
+        assert served.process.wait(60) == GpuLostError.exit_code
+
+
+def test_a_server_goes_on_with_the_cpu(two_plans: Path, driver: Path, tmp_path: Path) -> None:
+    until = tmp_path / "until"
+    hangs = {"STAND_IN_HANGS": "1", "STAND_IN_UNTIL": str(until)}
+    with _serving(two_plans, driver, **hangs) as served:
+        ask = functools.partial(served.ask, served.model + "/infer", _question(two_plans))
+
+        def counts() -> tuple[str, ...]:
+            text = served.ask("/metrics")[2].decode()
+            found = re.findall(r"^edgepack_(?:on_gpu|gpu_failures_total) (\d+)$", text, re.M)
+            return tuple(found)
+
+        def answers() -> None:
+            status, _, answer = ask()
+            assert status == 200
+            assert _is_due(two_plans, answer)
+
+        answers()
+        assert counts() == ("1", "1")
+        # It was late, and has written its results where nobody reads them.
+        until.touch()
+        answers()
+        assert counts() == ("1", "1")
+        until.unlink()
+        for _ in range(3):
+            answers()
+        assert counts() == ("0", "4")
+        assert served.stop() == 0
+
+
+_PROGRAM = """
+import os, sys
+import edgepack_runtime, numpy
+x, y = (numpy.load(path) for path in sys.argv[2:4])
+with edgepack_runtime.Model(sys.argv[1]) as model, model.session() as session:
+    for _ in range(4):
+        try:
+            session.set_input(0, x)
+            session.run()
+            print(numpy.allclose(session.output(0), y, rtol=1e-4, atol=1e-6))
+        except edgepack_runtime.EdgepackError as error:
+            print(error.status.name)
+print("closed", flush=True)
+os._exit(0)  # what a process does at its end waits for the device
+"""
+
+
+@pytest.fixture(scope="module")
+def sdk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python's package of the library."""
+    board = get_board("local")
+    folder = tmp_path_factory.mktemp("sdk")
+    write_sdk(build_sdk(board, select(board).toolchain), folder / "it")
+    (wheel,) = (folder / "it/python").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "package")
+    return folder / "package"
+
+
+@pytest.mark.parametrize(
+    ("two", "environment", "said"),
+    [
+        (False, {"STAND_IN_HANGS": "1"}, ["GPU_LOST"] * 4),
+        (False, {"STAND_IN_BROKEN": "0"}, ["GPU_FAILED"] * 2 + ["GPU_LOST"] * 2),
+        (False, {}, ["True"] * 4),
+        (True, {"STAND_IN_HANGS": "1"}, ["True"] * 4),
+    ],
+    ids=["hangs", "breaks", "works", "else the CPU"],
+)
+def test_programs_with_the_library_are_told(
+    two: bool,
+    environment: dict[str, str],
+    said: list[str],
+    bundle: Path,
+    two_plans: Path,
+    driver: Path,
+    sdk: Path,
+) -> None:
+    """And their sessions close: nothing waits for the device."""
+    made = two_plans if two else bundle
+    files = [str(made / f"{name}.npy") for name in ("in", "due0")]
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, str(made), *files],
+        env={
+            **os.environ,
+            "LD_LIBRARY_PATH": str(driver),
+            "PYTHONPATH": str(sdk),
+            "EDGEPACK_GPU_LIMIT_S": "1.5",
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == [*said, "closed"], done.stderr
+
+
 # In the processes of `edgepack`, which compiles in one of its own: the stand-in's compiler.
 _SITE = """
 import sys
@@ -244,48 +436,171 @@ sys.meta_path.insert(0, StandIn)
 """
 
 
-def test_deploy_is_refused_without_a_driver_and_runs_on_one(bundle: Path, driver: Path) -> None:
-    """The device's linker has to know of the driver: `ldconfig` is a stand-in as well."""
-    root, site, tools = bundle / "root", bundle / "site", bundle / "tools"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(_SITE.replace("FILE", repr(stand_in_cuda.__file__)))
-    words = [
-        sys.executable,
-        "-m",
-        "edgepack",
-        "deploy",
-        str(bundle / "model.onnx"),
-        "--board",
-        "local",
-        "--device",
-        "local",
-    ]
-    words += ["--compute", "gpu", "--root", str(root), "--json"]
+@dataclass(frozen=True, kw_only=True)
+class Deployer:
+    """`edgepack deploy` to this machine. Its linker has to know of the driver: `ldconfig` is a
+    stand-in as well."""
 
-    def deploy() -> subprocess.CompletedProcess[str]:
+    folder: Path
+    driver: Path
+    model: Path
+
+    def deploy(
+        self, name: str, *, compute: str = "gpu", knows: bool = True, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        tools, site = self.folder / "tools", self.folder / "site"
+        for folder in (tools, site):
+            folder.mkdir(exist_ok=True)
+        (site / "sitecustomize.py").write_text(_SITE.replace("FILE", repr(stand_in_cuda.__file__)))
+        said = "echo 'libcuda.so.1 (libc6,x86-64)'" if knows else ""
+        (tools / "ldconfig").write_text(f"#!/bin/sh\n{said}\n")
+        (tools / "ldconfig").chmod(0o755)
+        words = ["deploy", str(self.model), "--board", "local", "--device", "local"]
+        words += ["--compute", compute, "--root", str(self.root(name)), "--json"]
         return subprocess.run(
-            words,
+            [sys.executable, "-m", "edgepack", *words],
             env={
                 **os.environ,
-                "LD_LIBRARY_PATH": str(driver),
+                "LD_LIBRARY_PATH": str(self.driver),
                 "PATH": f"{tools}:{os.environ['PATH']}",
                 "PYTHONPATH": f"{site}:{Path(__file__).parents[2]}",
+                **environment,
             },
             capture_output=True,
             text=True,
             check=False,
         )
 
-    tools.mkdir()
-    for text in ("", "echo 'libcuda.so.1 (libc6,x86-64)'"):
-        (tools / "ldconfig").write_text(f"#!/bin/sh\n{text}\n")
-        (tools / "ldconfig").chmod(0o755)
-        done = deploy()
-        if not text:
-            assert done.returncode != 0
-            assert "libcuda.so.1, which is not there" in done.stderr
-            assert not list(root.glob("**/kernels.cubin"))
+    def root(self, name: str) -> Path:
+        return self.folder / name
+
+
+@pytest.fixture(scope="module")
+def deployer(bundle: Path, driver: Path) -> Iterator[Deployer]:
+    # Not pytest's own folder, which other accounts cannot enter.
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        shutil.copytree(driver, folder / "driver")
+        (folder / "driver").chmod(0o755)
+        yield Deployer(folder=folder, driver=folder / "driver", model=bundle / "model.onnx")
+
+
+def _root(deployer: Deployer, name: str, compute: str) -> Path:
+    """A root with a release, which is deployed where it is not there yet."""
+    root = deployer.root(name)
+    if not (root / "current").exists():
+        done = deployer.deploy(name, compute=compute)
+        assert done.returncode == 0, done.stderr
+    return root
+
+
+def test_deploy_is_refused_without_a_driver_and_runs_on_one(deployer: Deployer) -> None:
+    done = deployer.deploy("gpu", knows=False)
+    assert done.returncode != 0
+    assert "libcuda.so.1, which is not there" in done.stderr
+    assert not list(deployer.root("gpu").glob("**/kernels.cubin"))
+    done = deployer.deploy("gpu")
     assert done.returncode == 0, done.stderr
     smoke = json.loads(done.stdout)["smoke"]
     assert smoke["golden"]["processor"]["on"] == "gpu"
     assert smoke["golden"]["processor"]["gpu"] == "stand-in for an NVIDIA GPU"
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"STAND_IN_HANGS": "0", "EDGEPACK_GPU_LIMIT_S": "1"}, "the GPU hangs"),
+        ({"STAND_IN_BROKEN": "0"}, "CUDA_ERROR_LAUNCH_FAILED"),
+        ({"STAND_IN_MEMORY": "1000"}, "of the GPU's 1000 are free"),
+    ],
+)
+def test_a_release_whose_gpu_fails_is_taken_back(
+    environment: dict[str, str], said: str, deployer: Deployer
+) -> None:
+    current = _root(deployer, "both", "gpu, else cpu") / "current"
+    before = current.readlink()
+    done = deployer.deploy("both", **environment)
+    assert done.returncode == MismatchError.exit_code, done.stderr
+    assert said in done.stderr
+    assert current.readlink() == before
+
+
+class _ByPath(http.client.HTTPConnection):
+    """Over a socket with a path."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=60)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(60)
+        self.sock.connect(str(self._path))
+
+
+@pytest.mark.parametrize(
+    ("compute", "environment", "starts", "counts"),
+    [
+        # A driver that does not come back ends the program: in the fourth start the CPU does it.
+        ("gpu, else cpu", {"STAND_IN_BLOCKS": "1"}, 4, ("0", "0")),
+        # As after a while, or by the driver's own doing.
+        ("gpu", {"STAND_IN_HANGS": "0", "STAND_IN_UNTIL": "until"}, 2, ("1", "0")),
+    ],
+)
+def test_the_supervisor_starts_again_what_a_gpu_has_ended(
+    compute: str,
+    environment: dict[str, str],
+    starts: int,
+    counts: tuple[str, ...],
+    deployer: Deployer,
+    bundle: Path,
+) -> None:
+    root = _root(deployer, "gpu" if compute == "gpu" else "both", compute)
+    folder = deployer.folder / f"{starts}-starts"
+    folder.mkdir()
+    folder.chmod(0o777)
+    where, log, until = folder / "socket", folder / "log", folder / "until"
+    if "STAND_IN_UNTIL" in environment:
+        environment = {**environment, "STAND_IN_UNTIL": str(until)}
+    words = [root / "bin/edgepack-device", "run", "--supervise", "--root", root, "--log", log]
+    words += ["--", "--serve", f"unix:{where}", *LIMIT]
+
+    def ask(path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        """(0, nothing) of a server that is not there, or ends."""
+        connection = _ByPath(where)
+        try:
+            headers = {} if body is None else {"Content-Type": "application/json"}
+            connection.request("GET" if body is None else "POST", path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        except (OSError, http.client.HTTPException):
+            return 0, b""
+        finally:
+            connection.close()
+
+    def said() -> str:
+        return log.read_text() if log.exists() else ""
+
+    account = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+    env = {**os.environ, "LD_LIBRARY_PATH": str(deployer.driver), **environment}
+    with subprocess.Popen(words, cwd="/", env=env, **account) as process:
+        try:
+            for _ in range(600):
+                status, answer = ask("/v2/models/model/infer", _question(bundle))
+                if status == 200:
+                    break
+                assert status in (0, 500), answer
+                if "ended with exit code" in said():
+                    until.touch()
+                time.sleep(0.1)
+            assert status == 200, said()
+            assert _is_due(bundle, answer)
+            text = ask("/metrics")[1].decode()
+        finally:
+            process.terminate()
+            process.wait(30)
+    found = re.findall(r"^edgepack_(?:on_gpu|gpu_failures_total) (\d+)$", text, re.M)
+    assert tuple(found) == counts
+    ends = said().count(f"the app ended with exit code {GpuLostError.exit_code}")
+    assert ends == said().count("starting release") - 1 == starts - 1, said()

@@ -348,7 +348,8 @@ def test_a_part_of_a_convolution_is_its_own_pixels(opencl: Gpu, tmp_path: Path) 
 
 _OPENCL_SOURCE = Path(__file__).parents[2] / "cpp_runtime/app/src/platform/opencl/opencl.cc"
 # All is the real driver's, but of the starts of kernels the first FAILING fail, and a copy to the
-# GPU that nobody waits for is late, as drivers may be: it is done after a tenth of a second.
+# GPU that nobody waits for is late, as drivers may be: it is done after a tenth of a second. After
+# HANGS starts nothing ends any more, unless the file UNTIL is there.
 _FAILING_DRIVER = """
 #include <dlfcn.h>
 #include <pthread.h>
@@ -374,7 +375,7 @@ static struct Late {
   size_t offset, bytes;
   pthread_t thread;
 } late[64];
-static int lates;
+static int lates, started;
 static void join(void) {
   while (lates) pthread_join(late[--lates].thread, NULL);
 }
@@ -401,7 +402,6 @@ typedef int (*Start)(void *, void *, unsigned, const void *, const void *, const
 int clEnqueueNDRangeKernel(void *queue, void *kernel, unsigned axes, const void *offset,
                            const void *size, const void *group, unsigned waits, const void *list,
                            void *event) {
-  static int started;
   if (started++ < atoi(getenv("FAILING"))) return -5; /* CL_OUT_OF_RESOURCES */
   join();
   return ((Start)real("clEnqueueNDRangeKernel"))(queue, kernel, axes, offset, size, group, waits,
@@ -413,9 +413,15 @@ int clEnqueueReadBuffer(void *queue, void *buffer, unsigned blocking, size_t off
   return ((Copy)real("clEnqueueReadBuffer"))(queue, buffer, blocking, offset, bytes, to, waits,
                                              list, event);
 }
-int clFinish(void *queue) {
+static int hangs(void) {
+  return getenv("HANGS") && started > atoi(getenv("HANGS")) &&
+         !(getenv("UNTIL") && access(getenv("UNTIL"), F_OK) == 0);
+}
+int clGetEventInfo(void *event, unsigned what, size_t size, void *value, size_t *written) {
+  if (hangs()) return *(int *)value = 2, 0; /* CL_SUBMITTED */
   join();
-  return ((int (*)(void *))real("clFinish"))(queue);
+  return ((int (*)(void *, unsigned, size_t, void *, size_t *))real("clGetEventInfo"))(
+      event, what, size, value, written);
 }
 void *clCreateProgramWithSource(void *context, unsigned count, const char **texts,
                                 const size_t *lengths, int *code) {
@@ -426,6 +432,7 @@ void *clCreateProgramWithSource(void *context, unsigned count, const char **text
   return NULL;
 }
 int clReleaseContext(void *context) { /* by now sessions and their memory are gone */
+  while (hangs()) pause();
   join();
   return ((int (*)(void *))real("clReleaseContext"))(context);
 }
@@ -477,6 +484,16 @@ def test_the_cpu_does_what_the_gpu_fails_in(
     assert report["processor"]["on"] == on
     assert report["processor"]["gpu_failures"] == failures
     assert ("OpenCL error -5" in report["processor"].get("why", "")) == (failures > 0)
+    assert report["expected"]["ok"]
+
+
+def test_the_cpu_goes_on_when_the_gpu_hangs(two_plans: Path, failing_driver: Path) -> None:
+    """And the program ends, though the driver would wait for its device."""
+    hangs = {"FAILING": "0", "HANGS": "4", "EDGEPACK_GPU_LIMIT_S": "1.5"}
+    report = _report_of(two_plans, failing_driver, **hangs)
+    assert report["processor"]["on"] == "cpu"
+    assert report["processor"]["gpu_failures"] == 3
+    assert "the GPU still hangs" in report["processor"]["why"]
     assert report["expected"]["ok"]
 
 

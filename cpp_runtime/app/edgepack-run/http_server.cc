@@ -297,7 +297,7 @@ void HttpServer::Run(bool on_signal, std::optional<std::chrono::milliseconds> mo
   for (;;) {
     ++rounds_;
     if (stop_) return;
-    if (on_signal && !draining_ && StopRequested()) Drain();
+    if (!draining_ && (ends_ || (on_signal && StopRequested()))) Drain();
     TakeAnswers();
     FeedStreams();
     Expire();
@@ -775,6 +775,11 @@ void HttpServer::Publish(std::string part) {
 
 void HttpServer::Stop() {
   stop_ = true;
+  Wake();
+}
+
+void HttpServer::End() {
+  ends_ = true;
   Wake();
 }
 

@@ -87,6 +87,8 @@ class HttpServer {
   /// How often the server came around: it lives as long as this grows.
   [[nodiscard]] std::uint64_t rounds() const { return rounds_; }
   void Stop();
+  /// Ends as on a signal: whoever has connected gets an answer. From any thread.
+  void End();
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -137,6 +139,7 @@ class HttpServer {
   Clock::time_point last_accept_;  // when draining
 
   std::atomic<bool> stop_{false};
+  std::atomic<bool> ends_{false};
   std::atomic<int> streams_{0};
   std::atomic<int> open_{0};
   std::atomic<std::uint64_t> rounds_{0};

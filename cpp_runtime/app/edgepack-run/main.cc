@@ -1,3 +1,4 @@
+#include <cstdlib>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -6,5 +7,10 @@
 
 int main(int argc, char** argv) {
   const std::vector<std::string> words(argv + (argc > 0 ? 1 : 0), argv + argc);
-  return edgepack::RunApp(words, std::cout, std::cerr);
+  const int code = edgepack::RunApp(words, std::cout, std::cerr);
+  if (edgepack::MustEndAtOnce()) {
+    std::cout.flush();
+    std::_Exit(code);
+  }
+  return code;
 }

@@ -27,6 +27,17 @@ double ToTolerance(const std::string& flag, const std::string& text) {
   return value;
 }
 
+double ToLimit(const std::string& flag, const std::string& text) {
+  constexpr double kLeastS = 0.001;
+  constexpr double kMostS = 86400;
+  char* next = nullptr;
+  const double value = std::strtod(text.c_str(), &next);
+  if (text.empty() || *next != '\0' || !(value >= kLeastS && value <= kMostS)) {
+    throw UsageError(flag + ": '" + text + "' is not a number of seconds, 0.001 to 86400");
+  }
+  return value;
+}
+
 /// "CALL:TENSOR:FILE".
 Dump ToDump(const std::string& text) {
   const std::size_t first = text.find(':');
@@ -269,6 +280,7 @@ Options ParseOptions(const std::vector<std::string>& words) {
        [&](Value text) { options.warmup = WholeNumber("--warmup", text, 0, kMaxRuns); }},
       {"--threads",
        [&](Value text) { options.threads = WholeNumber("--threads", text, 1, kMaxThreads); }},
+      {"--gpu-limit", [&](Value text) { options.gpu_limit_s = ToLimit("--gpu-limit", text); }},
       {"--affinity", [&](Value text) { options.affinity = text; }},
       {"--postprocess", [&](Value text) { options.postprocess.emplace_back(text); }},
       {"--size", [&](Value text) { options.size = ToSize("--size", text); }},
@@ -359,6 +371,8 @@ usage: edgepack-run (--image FILE | --images WHERE | --frames FORMAT | --camera 
   --profile            with --bench: after each timed run, time another run layer by layer
   --threads N          number of threads; default: one per core of the fastest kind
   --affinity WHERE     cores to use: big, little, all, none, or CPU numbers such as 0,2-3
+  --gpu-limit S        seconds that a GPU may take for a run, and its driver for a call (60, or a
+                       third of a service's watchdog_s if that is less)
   --json               print one JSON object instead of text
   --save-resized FILE  write the resized and cropped photo as .npy (HWC)
   --save-tensor FILE   write the model's input as .npy
@@ -373,7 +387,8 @@ usage: edgepack-run (--image FILE | --images WHERE | --frames FORMAT | --camera 
   --version, --help
 
 exit codes: 0 ok, 1 a bug, 2 usage or image, 3 tensor does not fit the model, 5 damaged bundle,
-            8 outputs differ, 10 an input points outside of a tensor
+            7 the GPU or its driver, 8 outputs differ, 10 an input points outside of a tensor,
+            13 the GPU hangs or failed three times
 )";
 }
 

@@ -71,6 +71,7 @@ struct Options {
   bool profile = false;
   std::optional<int> threads;
   std::optional<std::string> affinity;
+  std::optional<double> gpu_limit_s;
   bool json = false;
   std::optional<std::filesystem::path> save_resized;
   std::optional<std::filesystem::path> save_tensor;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <exception>
 #include <fstream>
 #include <functional>
@@ -23,10 +24,13 @@
 #include <opencv2/core.hpp>
 
 #include "bundle.h"
+#include "driver_watch.h"
+#include "gpu.h"
 #include "live.h"
 #include "memory_map.h"
 #include "metrics.h"
 #include "metrics_file.h"
+#include "notify.h"
 #include "options.h"
 #include "platform/opencv/decode.h"
 #include "platform/opencv/draw.h"
@@ -697,7 +701,7 @@ Report Execute(const Options& options, const BundleFolder& bundle,
       metrics.SetProcessor(session.model().processor());
       if (preview) preview->Show(seen.image, answer, line.text);
     } catch (const Error& error) {
-      if (error.exit_code == kExitBundle) throw;
+      if (error.exit_code == kExitBundle || error.exit_code == kExitGpuLost) throw;
       line.problem = error.message;
       sight.AddError(error);
       std::ostringstream text;
@@ -724,6 +728,19 @@ TensorView PhotoInput(const Session& session, const Preprocessor& preprocessor) 
         "name them: --image, as often");
   }
   return input;
+}
+
+/// How long a GPU may take: of a service so short that the CPU can still do the run, or the program
+/// say why it ends, before the supervisor takes it for one that hangs itself.
+void LimitGpu(const Options& options) {
+  using std::chrono::milliseconds;
+  if (options.gpu_limit_s) {
+    SetDriverLimit(milliseconds(static_cast<milliseconds::rep>(*options.gpu_limit_s * 1000)));
+  }
+  if (const auto sign = Notifier::FromEnvironment().interval()) {
+    // A sign comes every half of the time after which silence ends a service.
+    SetDefaultDriverLimit(std::min<milliseconds>(*sign * 2 / 3, kDriverLimit));
+  }
 }
 
 /// --serve.
@@ -858,6 +875,15 @@ int RunApp(const std::vector<std::string>& words, std::ostream& out, std::ostrea
       out << "edgepack-run " << EDGEPACK_VERSION << ", OpenCV " << CV_VERSION << "\n";
       return 0;
     }
+    LimitGpu(options);
+    EndIfDriverBlocks([&](const GpuLostError& error) {
+      // The thread that would print is in the driver. What else is to be done at the end may wait
+      // for it, too.
+      const int code = Fail(error, json, out, err);
+      out.flush();
+      err.flush();
+      std::_Exit(code);
+    });
     if (options.watch) {
       WatchPhotos(options, out, err);
       return 0;
@@ -884,5 +910,7 @@ int RunApp(const std::vector<std::string>& words, std::ostream& out, std::ostrea
     return Fail({kExitBug, "bug", error.what(), hint}, json, out, err);
   }
 }
+
+bool MustEndAtOnce() { return GpuHangs(); }
 
 }  // namespace edgepack

@@ -116,6 +116,7 @@ class ModelServer {
     }
     notifier.Send("STOPPING=1");
     serving.Join();
+    if (lost_) throw Error(*lost_);
   }
 
  private:
@@ -213,6 +214,10 @@ class ModelServer {
       return answer;
     } catch (const Error& error) {
       if (model_.sight != nullptr) model_.sight->AddError(error);
+      if (error.exit_code == kExitGpuLost && !lost_) {
+        lost_ = error;
+        server_.End();  // another process may find the GPU well
+      }
       return HttpError(StatusOf(error), MessageOf(error));
     } catch (const std::bad_alloc&) {
       return HttpError(503, "there is no memory for this request");
@@ -228,6 +233,8 @@ class ModelServer {
   std::string metadata_;
   std::size_t most_tensor_bytes_ = 0;
   ServerMetrics metrics_;
+  /// Why this ends although nobody asked for it.
+  std::optional<Error> lost_;
   HttpServer server_;
 };
 

@@ -8,30 +8,63 @@
 #include <utility>
 #include <vector>
 
+#include "driver_watch.h"
 #include "graph.h"
+#include "memory_map.h"
 
 namespace edgepack {
+
+/// Whether a GPU of this process hung, and was left as it was.
+bool GpuHangs();
 
 /// What one session has on a GPU: an arena, and its launches. For one thread at a time.
 class GpuSession {
  public:
   virtual ~GpuSession() = default;
-  GpuSession() = default;
   GpuSession(const GpuSession&) = delete;
   GpuSession& operator=(const GpuSession&) = delete;
   GpuSession(GpuSession&&) = delete;
   GpuSession& operator=(GpuSession&&) = delete;
 
-  /// To be called by the thread that makes the following calls.
-  virtual void Enter() = 0;
-  /// Copies bytes of the host's arena into the GPU's, or back. All of this is done in order, and
-  /// maybe later: see Wait.
-  virtual void ToGpu(std::size_t offset, std::size_t bytes) = 0;
-  virtual void ToCpu(std::size_t offset, std::size_t bytes) = 0;
+  /// To be called by the thread that makes the following calls. Throws GpuLostError for a GPU that
+  /// still hangs.
+  void Enter();
+  /// Copies bytes of the host's arena into the GPU's, or from there to `to`. All of this is done in
+  /// order, and maybe later: see Wait.
+  void ToGpu(std::size_t offset, std::size_t bytes);
+  void ToCpu(std::size_t offset, std::size_t bytes, char* to);
   /// Starts launches `first` to `end` (excluded) of the plan.
-  virtual void Launch(std::size_t first, std::size_t end) = 0;
-  /// Returns when everything is done. Throws GpuError if something of it failed.
-  virtual void Wait() = 0;
+  void Launch(std::size_t first, std::size_t end);
+  /// Returns when everything is done. Throws GpuError if something of it failed, and GpuLostError
+  /// if it is not done within the limit: it may still be done later.
+  void Wait();
+  /// Waits for what is under way, whatever becomes of it. False if the GPU hangs: then nothing that
+  /// the GPU or its driver may use, this object among it, must be freed ever.
+  [[nodiscard]] bool Settles();
+
+ protected:
+  GpuSession(const Graph* graph, DriverLimit limit) : graph_(graph), limit_(limit), calls_(limit) {}
+
+  /// The same, of one driver. `GiveAll` is called once everything was given that is waited for.
+  virtual void EnterDriver() = 0;
+  virtual void StartToGpu(std::size_t offset, std::size_t bytes) = 0;
+  virtual void StartToCpu(std::size_t offset, std::size_t bytes, char* to) = 0;
+  virtual void StartLaunches(std::size_t first, std::size_t end) = 0;
+  virtual void GiveAll() = 0;
+  /// Whether everything is done. Throws GpuError if something failed.
+  [[nodiscard]] virtual bool Done() = 0;
+
+  /// What is waited for, for messages.
+  [[nodiscard]] std::string Doing() const;
+
+ private:
+  const Graph* graph_;
+  DriverLimit limit_;
+  DriverCalls calls_;
+  /// Launches since the last Wait that went well.
+  std::size_t first_ = 0;
+  std::size_t end_ = 0;
+  bool hangs_ = false;
 };
 
 /// Whether a GPU still runs a model that the CPU could run, too. Any number of threads may use it.
@@ -46,7 +79,7 @@ class GpuHealth {
   void Worked();
   /// A run failed.
   void Failed(const std::string& why);
-  /// The GPU was not there to begin with.
+  /// The GPU was not there to begin with, or has made this program end before.
   void GiveUp(const std::string& why);
   /// All runs that failed, and why the last one did.
   [[nodiscard]] std::pair<std::size_t, std::string> failures() const;
@@ -70,8 +103,10 @@ class Gpu {
 
   /// The GPU's name, as its driver says it.
   [[nodiscard]] virtual std::string name() const = 0;
-  /// `arena` is the host's, and outlives the session. Throws GpuError if there is no memory.
-  [[nodiscard]] virtual std::unique_ptr<GpuSession> NewSession(char* arena) const = 0;
+  /// `arena` is the host's; the GPU's results come to it, or to `landing` if that is larger than
+  /// nothing. Both outlive the session. Throws GpuError if there is no memory.
+  [[nodiscard]] virtual std::unique_ptr<GpuSession> NewSession(char* arena,
+                                                               const MemoryMap& landing) const = 0;
 };
 
 /// What a GPU is given of a model. All outlive it.

@@ -75,11 +75,19 @@ Model::Model(const std::filesystem::path& folder) {
   const std::filesystem::path other = folder / "cpu";
   std::error_code unknown;
   if (!std::filesystem::exists(other / "graph.json", unknown)) {
-    state_ = std::make_shared<const State>(folder);
+    const auto state = std::make_shared<State>(folder);
+    if (state->gpu != nullptr) state->health = std::make_shared<GpuHealth>();
+    state_ = state;
     return;
   }
   const auto on_cpu = std::make_shared<State>(other);
   const auto health = std::make_shared<GpuHealth>();
+  if (const int starts = StartsLostToGpu(); starts >= static_cast<int>(GpuHealth::kMostFailures)) {
+    health->GiveUp("the GPU's driver hung in the last " + std::to_string(starts) + " starts");
+    on_cpu->health = health;
+    state_ = on_cpu;
+    return;
+  }
   try {
     const auto state = std::make_shared<State>(folder);
     if (!AreAlike(state->inputs, on_cpu->inputs) || !AreAlike(state->outputs, on_cpu->outputs)) {
@@ -108,7 +116,7 @@ std::optional<Processor> Model::processor() const {
   Processor found;
   found.on_gpu = state_->gpu != nullptr;
   if (state_->health != nullptr) {
-    found.on_gpu = found.on_gpu && state_->health->works();
+    found.on_gpu = found.on_gpu && (state_->health->works() || !state_->on_cpu);
     std::tie(found.failures, found.why) = state_->health->failures();
   }
   try {

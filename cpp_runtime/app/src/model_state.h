@@ -34,7 +34,7 @@ struct Model::State {
   std::shared_ptr<const Gpu> gpu;
   /// The same model for the CPU alone, if there is a plan for that, too.
   std::optional<Model> on_cpu;
-  /// Null if there is one plan only.
+  /// Null if no plan is for a GPU.
   std::shared_ptr<GpuHealth> health;
 };
 

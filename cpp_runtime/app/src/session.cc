@@ -84,6 +84,19 @@ struct Session::State {
     }
   }
 
+  ~State() {
+    if (gpu == nullptr || gpu->Settles()) return;
+    // The driver may come back to all of this at any time: it stays.
+    (void)gpu.release();
+    (void)new (std::nothrow) std::shared_ptr<const MemoryMap>(arena);
+    (void)new (std::nothrow) MemoryMap(std::move(landing));
+    (void)new (std::nothrow) Model(model);
+  }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+  State(State&&) = delete;
+  State& operator=(State&&) = delete;
+
   /// Makes a state what it is before the first run.
   void Begin(const ModelState& state) const {
     const TensorView& input = inputs[state.input];
@@ -114,8 +127,9 @@ struct Session::State {
   }
 
   void OpenGpuSession() {
+    FindLandings();
     try {
-      gpu = shared().gpu->NewSession(arena->data());
+      gpu = shared().gpu->NewSession(arena->data(), landing);
     } catch (const GpuError& error) {
       if (!shared().on_cpu) throw;
       shared().health->Failed(error.message);
@@ -186,18 +200,40 @@ struct Session::State {
     }
   }
 
+  /// Where copies to the CPU arrive. If a run of the GPU's fails, some may still be under way while
+  /// the CPU does the run: none of them may write over the CPU's tensors.
+  void FindLandings() {
+    if (!shared().on_cpu) return;
+    std::size_t bytes = 0;
+    for (const GpuCopy& copy : shared().graph.gpu.copies) {
+      landings.push_back(bytes);
+      if (!copy.to_gpu) bytes += copy.bytes;
+    }
+    landing = MemoryMap::Zeroed(bytes);
+  }
+
   void Copy(const Stretch& here) const {
     const std::vector<GpuCopy>& copies = shared().graph.gpu.copies;
+    const bool lands = !landings.empty();
     bool waits = false;
     for (std::size_t i = here.first_copy; i < here.end_copy; ++i) {
-      if (copies[i].to_gpu) {
-        gpu->ToGpu(copies[i].offset, copies[i].bytes);
+      const GpuCopy& copy = copies[i];
+      if (copy.to_gpu) {
+        gpu->ToGpu(copy.offset, copy.bytes);
       } else {
-        gpu->ToCpu(copies[i].offset, copies[i].bytes);
+        gpu->ToCpu(copy.offset, copy.bytes,
+                   lands ? landing.data() + landings[i] : arena->data() + copy.offset);
         waits = true;
       }
     }
-    if (waits) gpu->Wait();
+    if (!waits) return;
+    gpu->Wait();
+    if (!lands) return;
+    for (std::size_t i = here.first_copy; i < here.end_copy; ++i) {
+      const GpuCopy& copy = copies[i];
+      if (copy.to_gpu || copy.bytes == 0) continue;
+      std::memcpy(arena->data() + copy.offset, landing.data() + landings[i], copy.bytes);
+    }
   }
 
   /// The calls from `at` on that the GPU does; returns the first one behind them, or `at` itself if
@@ -211,7 +247,8 @@ struct Session::State {
     // What the call made is looked at, or its time: so it is to be there, and with the CPU.
     for (const std::size_t index : shared().graph.calls[at].args) {
       const GraphTensor& tensor = shared().graph.tensors[index];
-      if (tensor.storage == Storage::kArena) gpu->ToCpu(tensor.offset, tensor.info.bytes);
+      if (tensor.storage != Storage::kArena) continue;
+      gpu->ToCpu(tensor.offset, tensor.info.bytes, arena->data() + tensor.offset);
     }
     gpu->Wait();
     return at + 1;
@@ -276,12 +313,31 @@ struct Session::State {
     }
   }
 
+  /// One run of a plan for the GPU that has no other beside it.
+  void WholeOnGpu() {
+    try {
+      All(true, [](std::size_t) {});
+      shared().health->Worked();
+    } catch (const GpuLostError& error) {
+      shared().health->Failed(error.message);
+      throw;
+    } catch (const GpuError& error) {
+      shared().health->Failed(error.message);
+      if (shared().health->works()) throw;
+      throw GpuLostError("gpu-lost",
+                         "the GPU failed in " + std::to_string(GpuHealth::kMostFailures) +
+                             " runs, one after the other: " + error.message,
+                         error.hint);
+    }
+  }
+
   /// One run, by the CPU's plan where the GPU fails.
   void Whole() {
-    if (!shared().on_cpu) {
+    if (gpu == nullptr && !shared().on_cpu) {
       All(true, [](std::size_t) {});
       return;
     }
+    if (!shared().on_cpu) return WholeOnGpu();
     if (gpu != nullptr && shared().health->works()) {
       KeepInputs();
       try {
@@ -291,7 +347,6 @@ struct Session::State {
       } catch (const GpuError& error) {
         shared().health->Failed(error.message);
       }
-      EndCopies();
       BringInputsBack();
     }
     WholeOnCpu();
@@ -303,14 +358,6 @@ struct Session::State {
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       const char* const data = static_cast<const char*>(inputs[i].data);
       kept[i].assign(data, data + inputs[i].info->bytes);
-    }
-  }
-
-  /// Waits for what the GPU was to do before it failed: none of it may write over the inputs later.
-  void EndCopies() const {
-    try {
-      gpu->Wait();
-    } catch (const GpuError&) {  // counted before
     }
   }
 
@@ -381,6 +428,10 @@ struct Session::State {
   std::shared_ptr<const MemoryMap> arena;
   /// Null if the plan has nothing for one.
   std::unique_ptr<GpuSession> gpu;
+  /// Of each copy of the plan, if it is one to the CPU, its place in `landing`; none if it arrives
+  /// in the arena.
+  std::vector<std::size_t> landings;
+  MemoryMap landing;
   /// The same model by its plan for the CPU, once the GPU has failed.
   std::unique_ptr<State> on_cpu;
   /// Whether inputs are as they were given when a run of the GPU's plan has failed; else they are

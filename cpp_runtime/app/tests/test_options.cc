@@ -83,6 +83,11 @@ TEST_CASE("mistakes") {
     CHECK(Contains(ParseError({"--golden", "--bench", value}), "--bench: '"));
     CHECK(Contains(ParseError({"--golden", "--threads", value}), "--threads: '"));
   }
+  for (const char* value : {"", "x", "0", "-1", "nan", "inf", "86401", "2s"}) {
+    CAPTURE(value);
+    CHECK(Contains(ParseError({"--golden", "--gpu-limit", value}), "--gpu-limit: '"));
+  }
+  CHECK(ParseOptions({"--golden", "--gpu-limit", "2.5"}).gpu_limit_s == 2.5);
   for (const char* value : {"", "x", "-1", "nan", "inf", "1e-4x"}) {
     CAPTURE(value);
     CHECK(Contains(ParseError({"--golden", "--tolerance", value}), "--tolerance: '"));

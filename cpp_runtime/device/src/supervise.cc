@@ -63,6 +63,8 @@ constexpr double kTurnS = 0.25;
 constexpr double kAppGraceS = 10;
 // Loading a model from a slow card takes longer than the app's usual silence.
 constexpr double kStartS = 60;
+// A GPU that hangs more seldom is tried again for ever.
+constexpr double kLostS = 3600;
 constexpr double kRecoverS = 3600;
 // How long an activation that was interrupted may keep the app from starting before somebody with
 // more rights is asked.
@@ -527,14 +529,18 @@ class Supervisor {
       throw Error(kExitUsage, "usage", "release " + release.id + " has no [service] table",
                   "give arguments after --, or add the table to edgepack.toml");
     }
-    if (release.id != running_) backoff_.Reset();
+    if (release.id != running_) {
+      backoff_.Reset();
+      lost_ = 0;
+    }
     running_ = release.id;
     const std::vector<std::string>& args =
         options_.args.empty() ? release.service->args : options_.args;
     log_.Say("starting release " + release.id);
     // For its metrics. This process has one thread.
     setenv("EDGEPACK_RESTARTS", std::to_string(restarts_).c_str(),
-           1);  // NOLINT(concurrency-mt-unsafe)
+           1);                                                      // NOLINT(concurrency-mt-unsafe)
+    setenv("EDGEPACK_GPU_LOST", std::to_string(lost_).c_str(), 1);  // NOLINT(concurrency-mt-unsafe)
     App app(release, args, notify_, logs_);
     output_open_ = true;
     std::optional<int> status;
@@ -555,6 +561,8 @@ class Supervisor {
     Copy(app.output());
     const double ran_s = app.ran_s();
     log_.Say("the app " + Describe(*status));
+    const bool lost = WIFEXITED(*status) && WEXITSTATUS(*status) == kExitGpuLost;
+    lost_ = lost ? (ran_s < kLostS ? lost_ + 1 : 1) : 0;
     const bool failed = !WIFEXITED(*status) || WEXITSTATUS(*status) != 0;
     const std::string restart = release.service ? release.service->restart : "always";
     if (restart == "never" || (restart == "on-failure" && !failed)) {
@@ -619,6 +627,7 @@ class Supervisor {
   Backoff backoff_;
   std::string running_;
   std::int64_t restarts_ = 0;
+  int lost_ = 0;  ///< starts in a row that a GPU has ended
   double start_at_ = 0;
   double told_ = 0;
   bool output_open_ = true;

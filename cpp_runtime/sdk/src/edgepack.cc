@@ -233,6 +233,9 @@ edgepack_status Guarded(edgepack_error* error, const Function& call) noexcept {
     return Fail(EDGEPACK_WRONG_INPUT, caught.message, caught.hint, error);
   } catch (const PositionError& caught) {
     return Fail(EDGEPACK_BAD_POSITION, caught.message, caught.hint, error);
+  } catch (const GpuError& caught) {
+    const bool lost = caught.exit_code == kExitGpuLost;
+    return Fail(lost ? EDGEPACK_GPU_LOST : EDGEPACK_GPU_FAILED, caught.message, caught.hint, error);
   } catch (const Error& caught) {
     const bool bundle = caught.exit_code == kExitBundle;
     return Fail(bundle ? EDGEPACK_BAD_BUNDLE : EDGEPACK_INTERNAL, caught.message, caught.hint,

@@ -43,4 +43,13 @@ struct GpuError : Error {
       : Error(kExitDevice, std::move(slug), std::move(what), std::move(next)) {}
 };
 
+/// A GPU that this process cannot expect anything of any more: it hangs, or fails again and again.
+/// Another process may find it well.
+struct GpuLostError : GpuError {
+  GpuLostError(std::string slug, std::string what, std::string next = {})
+      : GpuError(std::move(slug), std::move(what), std::move(next)) {
+    exit_code = kExitGpuLost;
+  }
+};
+
 }  // namespace edgepack

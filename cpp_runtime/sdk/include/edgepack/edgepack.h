@@ -49,7 +49,9 @@ enum {
   EDGEPACK_NO_MEMORY = 7,        /* no memory, or no thread, is left */
   EDGEPACK_KERNEL_FAILED = 8,    /* the model's own code said so */
   EDGEPACK_INTERNAL = 9,         /* a bug in edgepack: please report it */
-  EDGEPACK_BAD_POSITION = 10     /* an input points at what is not there; the session goes on */
+  EDGEPACK_BAD_POSITION = 10,    /* an input points at what is not there; the session goes on */
+  EDGEPACK_GPU_FAILED = 11,      /* the GPU or its driver; the next run may go well */
+  EDGEPACK_GPU_LOST = 12         /* the GPU hangs, or failed in three runs: start a new process */
 };
 
 /* What went wrong: a sentence, and what to do next (or ""). Texts that are too long are cut. */

@@ -28,6 +28,8 @@ class Status(enum.IntEnum):
     KERNEL_FAILED = 8
     INTERNAL = 9
     BAD_POSITION = 10
+    GPU_FAILED = 11
+    GPU_LOST = 12
 
 
 class EdgepackError(Exception):

@@ -38,7 +38,7 @@ Functions::Functions()
   library.Find("cuMemcpyDtoHAsync_v2", &MemcpyDtoHAsync);
   library.Find("cuStreamCreate", &StreamCreate);
   library.Find("cuStreamDestroy_v2", &StreamDestroy);
-  library.Find("cuStreamSynchronize", &StreamSynchronize);
+  library.Find("cuStreamQuery", &StreamQuery);
   library.Find("cuStreamBeginCapture_v2", &StreamBeginCapture);
   library.Find("cuStreamEndCapture", &StreamEndCapture);
   library.Find("cuGraphInstantiate_v2", &GraphInstantiate);
@@ -76,26 +76,27 @@ class CudaModel;
 
 class CudaSession final : public GpuSession {
  public:
-  CudaSession(std::shared_ptr<const CudaModel> model, char* arena);
+  CudaSession(std::shared_ptr<const CudaModel> model, char* arena, const MemoryMap& landing);
   ~CudaSession() override;
   CudaSession(const CudaSession&) = delete;
   CudaSession& operator=(const CudaSession&) = delete;
   CudaSession(CudaSession&&) = delete;
   CudaSession& operator=(CudaSession&&) = delete;
 
-  void Enter() override;
-  void ToGpu(std::size_t offset, std::size_t bytes) override;
-  void ToCpu(std::size_t offset, std::size_t bytes) override;
-  void Launch(std::size_t first, std::size_t end) override;
-  void Wait() override;
-
  private:
+  void EnterDriver() override;
+  void StartToGpu(std::size_t offset, std::size_t bytes) override;
+  void StartToCpu(std::size_t offset, std::size_t bytes, char* to) override;
+  void StartLaunches(std::size_t first, std::size_t end) override;
+  void GiveAll() override {}  // a stream begins at once
+  [[nodiscard]] bool Done() override;
+  void Pin(char* data, std::size_t bytes);
   void Start(std::size_t index);
   [[nodiscard]] CUgraphExec Captured(std::size_t first, std::size_t end);
 
   std::shared_ptr<const CudaModel> model_;
   char* host_;
-  bool registered_ = false;
+  std::vector<char*> pinned_;
   CUdeviceptr arena_ = 0;
   CUstream stream_ = nullptr;
   /// Of each launch: where each of its tensors is.
@@ -107,6 +108,8 @@ class CudaSession final : public GpuSession {
 class CudaModel final : public Gpu, public std::enable_shared_from_this<CudaModel> {
  public:
   explicit CudaModel(const GpuModel& model) : graph(model.graph) {
+    const DriverCalls calls(CurrentDriverLimit(false));
+    const DriverCalls::Call call(calls);
     const CUresult code = functions.Init(0);
     if (code == kNoDevice) {
       throw GpuError("gpu-none", "the driver knows no GPU on this machine", kOtherProcessor);
@@ -141,8 +144,11 @@ class CudaModel final : public Gpu, public std::enable_shared_from_this<CudaMode
     return text.data();
   }
 
-  [[nodiscard]] std::unique_ptr<GpuSession> NewSession(char* arena) const override {
-    return std::make_unique<CudaSession>(shared_from_this(), arena);
+  [[nodiscard]] std::unique_ptr<GpuSession> NewSession(char* arena,
+                                                       const MemoryMap& landing) const override {
+    const DriverCalls calls(CurrentDriverLimit(false));
+    const DriverCalls::Call call(calls);
+    return std::make_unique<CudaSession>(shared_from_this(), arena, landing);
   }
 
   /// Needs the context; of no bytes there is no memory.
@@ -216,16 +222,16 @@ class CudaModel final : public Gpu, public std::enable_shared_from_this<CudaMode
   CUmodule module_ = nullptr;
 };
 
-CudaSession::CudaSession(std::shared_ptr<const CudaModel> model, char* arena)
-    : model_(std::move(model)), host_(arena) {
+CudaSession::CudaSession(std::shared_ptr<const CudaModel> model, char* arena,
+                         const MemoryMap& landing)
+    : GpuSession(model->graph, CurrentDriverLimit(false)), model_(std::move(model)), host_(arena) {
   const Functions& functions = model_->functions;
   const Graph& graph = *model_->graph;
-  Enter();
+  EnterDriver();
   arena_ = model_->Allocate(graph.arena_bytes, "the tensors");
   Check(functions, "cuStreamCreate", functions.StreamCreate(&stream_, kStreamNonBlocking));
-  // Copies of pinned memory are faster. Where it cannot be pinned, they are slower.
-  registered_ =
-      graph.arena_bytes > 0 && functions.MemHostRegister(host_, graph.arena_bytes, 0) == kSuccess;
+  Pin(host_, graph.arena_bytes);
+  Pin(landing.data(), landing.size());
   for (const GpuLaunch& launch : graph.gpu.launches) {
     std::vector<CUdeviceptr>& addresses = addresses_.emplace_back();
     for (const std::size_t index : launch.args) {
@@ -239,28 +245,30 @@ CudaSession::CudaSession(std::shared_ptr<const CudaModel> model, char* arena)
 CudaSession::~CudaSession() {
   const Functions& functions = model_->functions;
   if (functions.CtxSetCurrent(model_->context) != kSuccess) return;
-  // After a failure copies may be under way: the driver is in the host's arena until they end.
-  if (stream_ != nullptr) functions.StreamSynchronize(stream_);
   for (const auto& [launches, graph] : graphs_) functions.GraphExecDestroy(graph);
   if (stream_ != nullptr) functions.StreamDestroy(stream_);
-  if (registered_) functions.MemHostUnregister(host_);
+  for (char* const data : pinned_) functions.MemHostUnregister(data);
   if (arena_ != 0) functions.MemFree(arena_);
 }
 
-void CudaSession::Enter() {
+/// Copies of pinned memory are faster. Where it cannot be pinned, they are slower.
+void CudaSession::Pin(char* data, std::size_t bytes) {
+  if (bytes == 0 || model_->functions.MemHostRegister(data, bytes, 0) != kSuccess) return;
+  pinned_.push_back(data);
+}
+
+void CudaSession::EnterDriver() {
   Check(model_->functions, "cuCtxSetCurrent", model_->functions.CtxSetCurrent(model_->context));
 }
 
-void CudaSession::ToGpu(std::size_t offset, std::size_t bytes) {
-  if (bytes == 0) return;
+void CudaSession::StartToGpu(std::size_t offset, std::size_t bytes) {
   Check(model_->functions, "copying to the GPU",
         model_->functions.MemcpyHtoDAsync(arena_ + offset, host_ + offset, bytes, stream_));
 }
 
-void CudaSession::ToCpu(std::size_t offset, std::size_t bytes) {
-  if (bytes == 0) return;
+void CudaSession::StartToCpu(std::size_t offset, std::size_t bytes, char* to) {
   Check(model_->functions, "copying from the GPU",
-        model_->functions.MemcpyDtoHAsync(host_ + offset, arena_ + offset, bytes, stream_));
+        model_->functions.MemcpyDtoHAsync(to, arena_ + offset, bytes, stream_));
 }
 
 void CudaSession::Start(std::size_t index) {
@@ -297,7 +305,7 @@ CUgraphExec CudaSession::Captured(std::size_t first, std::size_t end) {
   return graphs_.emplace(std::make_pair(first, end), made).first->second;
 }
 
-void CudaSession::Launch(std::size_t first, std::size_t end) {
+void CudaSession::StartLaunches(std::size_t first, std::size_t end) {
   if (end - first == 1) {
     Start(first);
     return;
@@ -306,8 +314,11 @@ void CudaSession::Launch(std::size_t first, std::size_t end) {
         model_->functions.GraphLaunch(Captured(first, end), stream_));
 }
 
-void CudaSession::Wait() {
-  Check(model_->functions, "waiting for the GPU", model_->functions.StreamSynchronize(stream_));
+bool CudaSession::Done() {
+  const CUresult code = model_->functions.StreamQuery(stream_);
+  if (code == kNotReady) return false;
+  if (code != kSuccess) Check(model_->functions, "on the GPU, " + Doing(), code);
+  return true;
 }
 
 }  // namespace

@@ -25,6 +25,7 @@ constexpr CUresult kOutOfMemory = 2;
 constexpr CUresult kNoDevice = 100;
 constexpr CUresult kNoBinaryForGpu = 209;
 constexpr CUresult kUnsupportedPtxVersion = 222;
+constexpr CUresult kNotReady = 600;
 constexpr int kComputeCapabilityMajor = 75;
 constexpr int kComputeCapabilityMinor = 76;
 constexpr unsigned kStreamNonBlocking = 1;
@@ -55,7 +56,7 @@ struct Functions {
   CUresult (*MemcpyDtoHAsync)(void*, CUdeviceptr, std::size_t, CUstream) = nullptr;
   CUresult (*StreamCreate)(CUstream*, unsigned) = nullptr;
   CUresult (*StreamDestroy)(CUstream) = nullptr;
-  CUresult (*StreamSynchronize)(CUstream) = nullptr;
+  CUresult (*StreamQuery)(CUstream) = nullptr;
   CUresult (*StreamBeginCapture)(CUstream, int) = nullptr;
   CUresult (*StreamEndCapture)(CUstream, CUgraph*) = nullptr;
   CUresult (*GraphInstantiate)(CUgraphExec*, CUgraph, void*, char*, std::size_t) = nullptr;

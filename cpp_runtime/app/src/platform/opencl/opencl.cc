@@ -33,7 +33,10 @@ Functions::Functions()
   library.Find("clEnqueueNDRangeKernel", &EnqueueNDRangeKernel);
   library.Find("clEnqueueReadBuffer", &EnqueueReadBuffer);
   library.Find("clEnqueueWriteBuffer", &EnqueueWriteBuffer);
-  library.Find("clFinish", &Finish);
+  library.Find("clEnqueueMarkerWithWaitList", &EnqueueMarker);
+  library.Find("clFlush", &Flush);
+  library.Find("clGetEventInfo", &GetEventInfo);
+  library.Find("clReleaseEvent", &ReleaseEvent);
   library.Find("clReleaseMemObject", &ReleaseMemObject);
   library.Find("clReleaseKernel", &ReleaseKernel);
   library.Find("clReleaseProgram", &ReleaseProgram);
@@ -137,29 +140,31 @@ class OpenClModel;
 class OpenClSession final : public GpuSession {
  public:
   OpenClSession(std::shared_ptr<const OpenClModel> model, char* arena);
-  ~OpenClSession() override;
+  ~OpenClSession() override = default;
   OpenClSession(const OpenClSession&) = delete;
   OpenClSession& operator=(const OpenClSession&) = delete;
   OpenClSession(OpenClSession&&) = delete;
   OpenClSession& operator=(OpenClSession&&) = delete;
 
-  void Enter() override {}
-  void ToGpu(std::size_t offset, std::size_t bytes) override;
-  void ToCpu(std::size_t offset, std::size_t bytes) override;
-  void Launch(std::size_t first, std::size_t end) override;
-  void Wait() override;
-
  private:
+  void EnterDriver() override {}
+  void StartToGpu(std::size_t offset, std::size_t bytes) override;
+  void StartToCpu(std::size_t offset, std::size_t bytes, char* to) override;
+  void StartLaunches(std::size_t first, std::size_t end) override;
+  void GiveAll() override;
+  [[nodiscard]] bool Done() override;
+
   std::shared_ptr<const OpenClModel> model_;
   char* host_;
   Owned<cl_mem> arena_;
   Owned<cl_command_queue> queue_;
   std::vector<Owned<cl_kernel>> kernels_;  // one for each launch, with its arguments
+  Owned<cl_event> given_;                  // done when everything before it is
 };
 
 class OpenClModel final : public Gpu, public std::enable_shared_from_this<OpenClModel> {
  public:
-  explicit OpenClModel(const GpuModel& model) : graph(model.graph), device_(FindDevice(functions)) {
+  explicit OpenClModel(const GpuModel& model) : graph(model.graph), device_(Found()) {
     CheckDevice();
     cl_int code = kSuccess;
     context_ = {functions.CreateContext(nullptr, 1, &device_, nullptr, nullptr, &code),
@@ -179,7 +184,8 @@ class OpenClModel final : public Gpu, public std::enable_shared_from_this<OpenCl
     return DeviceText(functions, device_, kDeviceName);
   }
 
-  [[nodiscard]] std::unique_ptr<GpuSession> NewSession(char* arena) const override {
+  [[nodiscard]] std::unique_ptr<GpuSession> NewSession(
+      char* arena, const MemoryMap& /*landing*/) const override {
     return std::make_unique<OpenClSession>(shared_from_this(), arena);
   }
 
@@ -212,10 +218,23 @@ class OpenClModel final : public Gpu, public std::enable_shared_from_this<OpenCl
 
   [[nodiscard]] cl_mem params() const { return params_.get(); }
 
+  /// For what this device is given.
+  [[nodiscard]] DriverLimit limit() const {
+    const auto kind = DeviceNumber<cl_bitfield>(functions, device_, kDeviceType);
+    return CurrentDriverLimit((kind & kDeviceTypeCpu) != 0);
+  }
+
   const Functions functions;
   const Graph* graph;
 
  private:
+  /// Of all that opening takes this alone has a limit: compiling takes as long as it takes.
+  [[nodiscard]] cl_device_id Found() const {
+    const DriverCalls calls(CurrentDriverLimit(false));
+    const DriverCalls::Call call(calls);
+    return FindDevice(functions);
+  }
+
   void CheckDevice() const {
     const auto threads = DeviceNumber<std::size_t>(functions, device_, kDeviceMaxWorkGroupSize);
     const auto memory = DeviceNumber<cl_ulong>(functions, device_, kDeviceGlobalMemSize);
@@ -316,7 +335,8 @@ class OpenClModel final : public Gpu, public std::enable_shared_from_this<OpenCl
 };
 
 OpenClSession::OpenClSession(std::shared_ptr<const OpenClModel> model, char* arena)
-    : model_(std::move(model)),
+    : GpuSession(model->graph, model->limit()),
+      model_(std::move(model)),
       host_(arena),
       arena_(model_->NewBuffer(model_->graph->arena_bytes, kMemReadWrite)),
       queue_(model_->NewQueue()) {
@@ -338,26 +358,19 @@ OpenClSession::OpenClSession(std::shared_ptr<const OpenClModel> model, char* are
   }
 }
 
-OpenClSession::~OpenClSession() {
-  // After a failure copies may be under way: the driver is in the host's arena until they end.
-  model_->functions.Finish(queue_.get());
-}
-
-void OpenClSession::ToGpu(std::size_t offset, std::size_t bytes) {
-  if (bytes == 0) return;
+void OpenClSession::StartToGpu(std::size_t offset, std::size_t bytes) {
   Check("copying to the GPU",
         model_->functions.EnqueueWriteBuffer(queue_.get(), arena_.get(), 0, offset, bytes,
                                              host_ + offset, 0, nullptr, nullptr));
 }
 
-void OpenClSession::ToCpu(std::size_t offset, std::size_t bytes) {
-  if (bytes == 0) return;
+void OpenClSession::StartToCpu(std::size_t offset, std::size_t bytes, char* to) {
   Check("copying from the GPU",
-        model_->functions.EnqueueReadBuffer(queue_.get(), arena_.get(), 0, offset, bytes,
-                                            host_ + offset, 0, nullptr, nullptr));
+        model_->functions.EnqueueReadBuffer(queue_.get(), arena_.get(), 0, offset, bytes, to, 0,
+                                            nullptr, nullptr));
 }
 
-void OpenClSession::Launch(std::size_t first, std::size_t end) {
+void OpenClSession::StartLaunches(std::size_t first, std::size_t end) {
   for (std::size_t i = first; i < end; ++i) {
     const GpuLaunch& launch = model_->graph->gpu.launches[i];
     std::array<std::size_t, 3> all = {};
@@ -376,7 +389,21 @@ void OpenClSession::Launch(std::size_t first, std::size_t end) {
   }
 }
 
-void OpenClSession::Wait() { Check("waiting for the GPU", model_->functions.Finish(queue_.get())); }
+void OpenClSession::GiveAll() {
+  const Functions& functions = model_->functions;
+  cl_event event = nullptr;
+  Check("clEnqueueMarkerWithWaitList", functions.EnqueueMarker(queue_.get(), 0, nullptr, &event));
+  given_ = {event, functions.ReleaseEvent};
+  Check("clFlush", functions.Flush(queue_.get()));
+}
+
+bool OpenClSession::Done() {
+  cl_int status = 0;
+  Check("clGetEventInfo", model_->functions.GetEventInfo(given_.get(), kEventStatus, sizeof(status),
+                                                         &status, nullptr));
+  if (status < kEventComplete) Fail("on the GPU, " + Doing(), status);
+  return status == kEventComplete;
+}
 
 }  // namespace
 
