@@ -1,17 +1,22 @@
 """A stand-in for NVIDIA's driver, and kernels for it: no GPU is needed, and none is proven.
 
 `Nvrtc`, in the place of edgepack's, compiles the text that NVRTC would be given for the CPU of this
-machine; the driver (`stand_in_cuda_driver.cc`) loads what it made. So numbers, barriers, launches,
-copies and errors are the program's own. Times, and what a real driver or GPU would do with the
-machine code of NVRTC, are not.
+machine, or of a board; the driver (`stand_in_cuda_driver.cc`) loads what it made. So numbers,
+barriers, launches, copies and errors are the program's own. Times, and what a real driver or GPU
+would do with the machine code of NVRTC, are not.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import subprocess
 import tempfile
 from pathlib import Path
+
+from edgepack.base.kept import zig_cache
+from edgepack.native.toolchain import zig_executable
 
 _SOURCES = Path(__file__).parent
 # What the text says in assembly of NVIDIA's GPUs, and the same for a CPU. Sums and products are
@@ -30,6 +35,11 @@ _KERNEL = re.compile(
     r"^(?:KERNEL\(\d+\)|extern \"C\" __global__ void __launch_bounds__\(\d+\)) (\w+)\(", re.M
 )
 _FLAGS = ("-std=c++20", "-shared", "-fPIC", "-w", "-U_FORTIFY_SOURCE")
+
+
+# In the environment: a zig target ("aarch64-linux-gnu.2.28") whose machine all of this is for; else
+# it is for this one.
+TARGET = "STAND_IN_TARGET"
 
 
 def build_driver(folder: Path, *flags: str) -> Path:
@@ -66,11 +76,17 @@ class Nvrtc:
         with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
             source, made = Path(folder) / "kernels.cc", Path(folder) / "kernels.so"
             source.write_text("\n".join(parts), encoding="utf-8")
-            _compile(source, made, "-O2", "-march=native", "-ffp-contract=off", "-Wl,-Bsymbolic")
+            native = () if os.environ.get(TARGET) else ("-march=native",)
+            _compile(source, made, "-O2", *native, "-ffp-contract=off", "-Wl,-Bsymbolic")
             return made.read_bytes()
 
 
 def _compile(source: Path, made: Path, *flags: str) -> None:
-    words = ["g++", *_FLAGS, *flags, str(source), "-o", str(made), "-ldl", "-lm"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    compiler, context = ["g++"], contextlib.nullcontext({})
+    if target := os.environ.get(TARGET):
+        compiler, context = [str(zig_executable()), "c++", "-target", target, "-s"], zig_cache()
+    words = [*compiler, *_FLAGS, *flags, str(source), "-o", str(made), "-ldl", "-lm"]
+    with context as added:
+        env = {**os.environ, **added}
+        done = subprocess.run(words, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr[:4000]

@@ -28,6 +28,7 @@ import numpy as np
 import onnx
 import pytest
 
+from edgepack import virtual
 from edgepack.base.errors import GpuLostError, MismatchError
 from edgepack.boards import get_board
 from edgepack.compiler import compile_model
@@ -37,6 +38,7 @@ from edgepack.native.app import build_runtime
 from edgepack.native.sdk import build_sdk, write_sdk
 from edgepack.native.toolchain import select
 from tests import stand_in_cuda
+from tests.boards import login, own_boards
 from tests.functional.test_gpu import CUDA, _bundle, _halves, _network, _reference
 from tests.functional.test_serve import Served, serving
 from tests.onnx_models import Builder
@@ -524,6 +526,52 @@ def test_a_release_whose_gpu_fails_is_taken_back(
     assert done.returncode == MismatchError.exit_code, done.stderr
     assert said in done.stderr
     assert current.readlink() == before
+
+
+@pytest.mark.slow
+def test_deploy_to_the_stand_in_of_a_jetson(bundle: Path, tmp_path: Path) -> None:
+    """A virtual board of its profile, with ARM code of the stand-in and of the kernels."""
+    target = "aarch64-linux-gnu.2.28"
+    (tmp_path / "site").mkdir()
+    text = _SITE.replace("FILE", repr(stand_in_cuda.__file__))
+    (tmp_path / "site/sitecustomize.py").write_text(text)
+    (tmp_path / "boards.toml").write_text('[boards.with-cuda]\nbase = "jetson-orin-nano"\n')
+    with pytest.MonkeyPatch.context() as patch, own_boards() as cache:
+        patch.setenv(stand_in_cuda.TARGET, target)
+        driver = stand_in_cuda.build_driver(tmp_path / "driver") / "libcuda.so.1"
+        board = get_board("with-cuda", [tmp_path / "boards.toml"])
+        root = login(virtual.up(board), "root")
+
+        def deploy(compute: str) -> subprocess.CompletedProcess[str]:
+            words = ["deploy", str(bundle / "model.onnx"), "--board", "with-cuda", "--json"]
+            words += ["--boards", str(tmp_path / "boards.toml"), "--device", "virtual"]
+            words += ["--compute", compute]
+            return subprocess.run(
+                [sys.executable, "-m", "edgepack", "--cache-dir", str(cache), *words],
+                env={
+                    **os.environ,
+                    "PYTHONPATH": f"{tmp_path / 'site'}:{Path(__file__).parents[2]}",
+                },
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+
+        refused = deploy("gpu")
+        assert refused.returncode != 0
+        assert "libcuda.so.1, which is not there" in refused.stderr
+        root.put(driver, "/usr/lib/aarch64-linux-gnu/libcuda.so.1")
+        root.run("ldconfig")
+        done = deploy("gpu")
+        assert done.returncode == 0, done.stderr
+        smoke = json.loads(done.stdout)["smoke"]
+        assert smoke["golden"]["processor"]["on"] == "gpu"
+        root.run("echo STAND_IN_BROKEN 0 >/etc/stand-in-cuda")
+        done = deploy("gpu, else cpu")
+        assert done.returncode == 0, done.stderr
+        processor = json.loads(done.stdout)["smoke"]["golden"]["processor"]
+        assert "CUDA_ERROR_LAUNCH_FAILED" in processor["why"]
+        assert processor["gpu_failures"] == 1
 
 
 class _ByPath(http.client.HTTPConnection):
