@@ -20,7 +20,13 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 
 
-def run_case(case: dict[str, Any], *, runs: int, profile: bool = False) -> dict[str, Any]:
+# Of one start of the app, seconds.
+LIMIT_S = 120.0
+
+
+def run_case(
+    case: dict[str, Any], *, runs: int, profile: bool = False, limit_s: float = LIMIT_S
+) -> dict[str, Any]:
     """What one of plan.json's cases takes: `ms` (the median), `error` (the largest difference over
     the largest value expected), `same` (whether two runs gave equal bits); or why it `failed`."""
     folder = HERE / case["folder"]
@@ -32,14 +38,14 @@ def run_case(case: dict[str, Any], *, runs: int, profile: bool = False) -> dict[
         checked += ["--expected", str(folder / name)]
     timing = ["--bench", str(runs), "--warmup", str(max(1, runs // 10)), "--affinity", "none"]
     # Errors are reported, not judged.
-    done = _app([*checked, *timing, "--tolerance", "1e9", "--json"])
+    done = _app([*checked, *timing, "--tolerance", "1e9", "--json"], limit_s)
     if isinstance(done, str):
         return {"failed": done}
     seen = set()
     for turn in range(2):
         outputs = [folder / f"made{turn}-{index}" for index in range(len(case["expected"]))]
         kept = [word for path in outputs for word in ("--output", str(path))]
-        again = _app([*words, *kept, "--json"])
+        again = _app([*words, *kept, "--json"], limit_s)
         if isinstance(again, str):
             return {"failed": again}
         seen.add(hashlib.sha256(b"".join(path.read_bytes() for path in outputs)).hexdigest())
@@ -54,10 +60,10 @@ def run_case(case: dict[str, Any], *, runs: int, profile: bool = False) -> dict[
     }
 
 
-def _app(words: Sequence[str]) -> dict[str, Any] | str:
+def _app(words: Sequence[str], limit_s: float) -> dict[str, Any] | str:
     """The app's report, or the last line of its error."""
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=limit_s, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     if done.returncode:
@@ -108,6 +114,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--runs", type=int, default=200, help="of each model; default: 200")
     parser.add_argument("--seconds", type=float, default=540.0, help="in all; default: 540")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="of each start; default: 120")
     parser.add_argument("--torch", action="store_true", help="PyTorch beside it, as a CUDA graph")
     parser.add_argument("--compile", action="store_true", help="PyTorch's compiler, too")
     parser.add_argument("--profile", nargs="*", default=[], help="print these models' layers")
@@ -125,7 +132,8 @@ def main(argv: Sequence[str]) -> int:
         if time.monotonic() > end:
             row["failed"] = "no time was left"
         elif case["folder"]:
-            row.update(run_case(case, runs=args.runs, profile=case["model"] in args.profile))
+            profile = case["model"] in args.profile
+            row.update(run_case(case, runs=args.runs, profile=profile, limit_s=args.limit))
         else:
             row["failed"] = "not packed"
         print(json.dumps(row), file=sys.stderr, flush=True)

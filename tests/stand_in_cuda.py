@@ -1,5 +1,7 @@
 """A stand-in for NVIDIA's driver, and kernels for it: no GPU is needed, and none is proven.
 
+    python -m tests.stand_in_cuda --models resnet18 --runs 1     `./dev gpu` with it
+
 `Nvrtc`, in the place of edgepack's, compiles the text that NVRTC would be given for the CPU of this
 machine, or of a board; the driver (`stand_in_cuda_driver.cc`) loads what it made. So numbers,
 barriers, launches, copies and errors are the program's own. Times, and what a real driver or GPU
@@ -12,8 +14,11 @@ import contextlib
 import os
 import re
 import subprocess
+import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 from edgepack.base.kept import zig_cache
 from edgepack.native.toolchain import zig_executable
@@ -81,6 +86,19 @@ class Nvrtc:
             return made.read_bytes()
 
 
+def main(argv: Sequence[str]) -> int:
+    """`./dev gpu`, by the stand-in: what it says of errors is so, what it says of times is not."""
+    from bench import gpu
+    from edgepack.compiler.gpu import planning
+
+    with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
+        os.environ["LD_LIBRARY_PATH"] = str(build_driver(Path(folder)))
+        os.environ["EDGEPACK_GPU_LIMIT_S"] = "86400"
+        os.environ["STAND_IN_MEMORY"] = str(8 << 30)
+        with mock.patch.multiple(planning, Nvrtc=Nvrtc, find_nvrtc=find_nvrtc):
+            return gpu.main(["--arch", "sm_87", "--processors", "8", *argv])
+
+
 def _compile(source: Path, made: Path, *flags: str) -> None:
     compiler, context = ["g++"], contextlib.nullcontext({})
     if target := os.environ.get(TARGET):
@@ -90,3 +108,7 @@ def _compile(source: Path, made: Path, *flags: str) -> None:
         env = {**os.environ, **added}
         done = subprocess.run(words, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr[:4000]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
