@@ -584,7 +584,8 @@ def test_a_fleet_tries_a_release_before_it_gets_it(
 
         assert deploy("first")[0] == 0
         # The canary and the first wave: the rest is for later.
-        code, report = deploy("same", "--shadow", "10m", "--max-latency", "50")
+        words = ("--shadow", "10m", "--max-latency", "50", "--split", "0.05")
+        code, report = deploy("same", *words)
         assert (code, report["action"], report["status"]) == (0, "trial", "complete")
         assert outcomes(report) == {"bench": "on trial", "shop1": "on trial"}
         assert [board.current() for board in boards.values()] == [boards["bench"].id("first")] * 3
@@ -595,6 +596,7 @@ def test_a_fleet_tries_a_release_before_it_gets_it(
         for name in names[:2]:
             assert told[name][0] == "running"
             assert f"{boards[name].id('same')} running" in told[name][1]
+            assert boards[name].trial().rules.split == 0.05
         # Nobody is ahead of the trials, which go on.
         code, report = deploy("same")
         assert (code, report["reason"]) == (2, "1 of 1 canaries failed")
