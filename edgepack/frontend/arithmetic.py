@@ -256,22 +256,43 @@ def _below_by_power(node: Node, data: relax.Expr, alpha: float, gamma: float) ->
 
 
 def layer_normalization(node: Node) -> relax.Expr | None:
-    """LayerNormalization of float64, which TVM has no loops for, or by scales and shifts that are
-    broadcast, which ONNX allows; None for any other."""
+    """LayerNormalization of float64, which TVM has no loops for, by scales and shifts that are
+    broadcast, which ONNX allows, or with its mean and deviation; None for any other.
+
+    ONNX's own definition subtracts the mean's square from the squares' mean, as its one of
+    MeanVarianceNormalization does.
+    """
     data, scale, shift = (*node.inputs, None)[:3]
     emit, kind, shape = node.emit, dtype_of(data), shape_of(data)
     axes = list(range(node.attributes.get("axis", -1) % len(shape), len(shape)))
     given = [item for item in (scale, shift) if item is not None]
-    is_full = all(shape_of(item) == shape[axes[0] :] for item in given)
-    if kind != "float64" and is_full:
+    is_plain = kind != "float64" and all(shape_of(item) == shape[axes[0] :] for item in given)
+    if is_plain and node.outputs < 2:
         return None
-    mean = emit(relax.op.mean(data, axes, keepdims=True))
-    off = emit(relax.op.subtract(data, mean))
+    # Half precision's numbers are normalised in float32, as its stash_type says.
+    wide = "float32" if kind == "float16" else kind
+    exact = data if wide == kind else emit(relax.op.astype(data, wide))
+    mean = emit(relax.op.mean(exact, axes, keepdims=True))
+    off = emit(relax.op.subtract(exact, mean))
     square = emit(relax.op.mean(emit(relax.op.multiply(off, off)), axes, keepdims=True))
-    epsilon = relax.const(node.attributes.get("epsilon", 1e-5), kind)
+    epsilon = relax.const(node.attributes.get("epsilon", 1e-5), wide)
     deviation = emit(relax.op.sqrt(emit(relax.op.add(square, epsilon))))
-    made = emit(relax.op.multiply(emit(relax.op.divide(off, deviation)), scale))
-    return made if shift is None else relax.op.add(made, shift)
+    if is_plain:
+        zeros = relax.const(np.zeros(shape[axes[0] :], kind))
+        by = zeros if shift is None else shift
+        made = relax.op.nn.layer_norm(data, scale, by, axes, node.attributes.get("epsilon", 1e-5))
+    else:
+        normal = emit(relax.op.divide(off, deviation))
+        normal = normal if wide == kind else emit(relax.op.astype(normal, kind))
+        made = relax.op.multiply(normal, scale)
+        made = made if shift is None else relax.op.add(emit(made), shift)
+    if node.outputs < 2:
+        return made
+    inverse = emit(relax.op.divide(relax.const(1.0, wide), deviation))
+    more = [mean, inverse][: node.outputs - 1]
+    if wide == "float64":
+        more = [emit(relax.op.astype(item, "float32")) for item in more]
+    return relax.Tuple([emit(made), *more])
 
 
 def mean_variance_normalization(node: Node) -> relax.Expr:

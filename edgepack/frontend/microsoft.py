@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 
 from edgepack.frontend import microsoft_quantized
 from edgepack.frontend.forms import attribute, known_shapes
-from edgepack.model import infer_shapes, opset_of, walk_nodes
+from edgepack.model import infer_shapes, operator_name, opset_of, walk_nodes
 from edgepack.model.index import GraphIndex
 
 DOMAIN = "com.microsoft"
@@ -122,7 +122,7 @@ def _definition(node: onnx.NodeProto) -> _Define | None:
     # onnxruntime writes this one without its domain.
     if node.domain == DOMAIN or node.op_type == "SimplifiedLayerNormalization":
         return _DEFINITIONS.get(node.op_type)
-    return None
+    return _group_norm if operator_name(node) == "GroupNormalization" else None
 
 
 def _gelu(line: _Line, _: Mapping[str, tuple[int, ...]]) -> bool:
@@ -191,6 +191,40 @@ def _fused_conv(line: _Line, _: Mapping[str, tuple[int, ...]]) -> bool:
     return True
 
 
+def _group_norm(line: _Line, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """ONNX's GroupNormalization by the norm of an instance, as PyTorch's exporter writes it.
+
+    ONNX's own definition subtracts the mean's square from the squares' mean, in which little is
+    left of a small deviation.
+    """
+    shape, groups = line.shape_of(line.input(0), shapes), attribute(line.node, "num_groups", 0)
+    if len(shape) < 2 or min(shape) < 1 or groups < 1 or shape[1] % groups:
+        return False
+    by_group = line.opset < _SCALES_BY_CHANNEL
+    if by_group:
+        scales = [line.input(1), line.input(2)]
+    else:
+        scales = [
+            line.op("CastLike", line.constant([n] * groups, "float32"), line.input(0))
+            for n in (1.0, 0.0)
+        ]
+    rows = line.op("Reshape", line.input(0), line.constant([shape[0], groups, -1], "int64"))
+    epsilon = attribute(line.node, "epsilon", 1e-5)
+    made = line.op("InstanceNormalization", rows, *scales, epsilon=epsilon)
+    whole = line.constant(shape, "int64")
+    if by_group:
+        line.op("Reshape", made, whole, to=line.output(0))
+        return True
+    made = line.op("Reshape", made, whole)
+    wide = line.constant([-1] + [1] * (len(shape) - 2), "int64")
+    scale, shift = (line.op("Reshape", line.input(at), wide) for at in (1, 2))
+    line.op("Add", line.op("Mul", made, scale), shift, to=line.output(0))
+    return True
+
+
+_SCALES_BY_CHANNEL = 21  # the opset since which a GroupNormalization's are of channels, not groups
+
+
 def _simplified_norm(line: _Line, _: Mapping[str, tuple[int, ...]]) -> bool:
     if line.output(1) or attribute(line.node, "axis", -1) != -1:
         return False
@@ -206,13 +240,21 @@ def _skip_simplified_norm(line: _Line, _: Mapping[str, tuple[int, ...]]) -> bool
 
 
 def _skip_norm(line: _Line, _: Mapping[str, tuple[int, ...]]) -> bool:
-    """Where the sum is wanted, too; TVM's conversion has the other forms."""
-    if line.output(1) or line.output(2) or not line.output(3) or line.opset < _LAYER_NORM:
+    if line.output(1) or line.output(2):
         return False
-    given = [_with_skip(line, line.input(4)), line.input(2)]
-    given += [line.input(3)] if line.input(3) else []
+    total, scale, shift = _with_skip(line, line.input(4)), line.input(2), line.input(3)
     epsilon = attribute(line.node, "epsilon", _SKIP_EPSILON)
-    line.op("LayerNormalization", *given, to=line.output(0), epsilon=epsilon)
+    if line.opset >= _LAYER_NORM:
+        given = [total, scale, *([shift] if shift else [])]
+        line.op("LayerNormalization", *given, to=line.output(0), epsilon=epsilon)
+        return True
+    off = line.op("Sub", total, line.op("ReduceMean", total, axes=[-1]))
+    square = line.op("ReduceMean", line.op("Mul", off, off), axes=[-1])
+    deviation = line.op("Sqrt", line.op("Add", square, line.like(epsilon)))
+    normal = line.op("Div", off, deviation)
+    made = line.op("Mul", normal, scale, to="" if shift else line.output(0))
+    if shift:
+        line.op("Add", made, shift, to=line.output(0))
     return True
 
 

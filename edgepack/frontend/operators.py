@@ -226,10 +226,7 @@ OPERATORS: Mapping[str, Operator] = {
     "LRN": Operator(convert=windows.local_response_normalization),
     "LSTM": Operator(convert=recurrent.lstm),
     "LabelEncoder": Operator(domain=_CLASSIC, convert=classic.label_encoder),
-    # TVM's conversion has one output only.
-    "LayerNormalization": Operator(
-        define=lambda node: len(node.output) > 1, convert=arithmetic.layer_normalization
-    ),
+    "LayerNormalization": Operator(convert=arithmetic.layer_normalization),
     "LinearClassifier": Operator(domain=_CLASSIC, convert=linear_models.linear_classifier),
     "LinearRegressor": Operator(domain=_CLASSIC, convert=linear_models.linear_regressor),
     "Loop": _BLOCK,

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from edgepack.boards import get_board
@@ -314,6 +315,46 @@ def test_norms_of_rows(tmp_path: Path, board: str, cpu: str) -> None:
     wrong = wrong_outputs(model, inputs, got, tolerance=1e-3)
     assert not wrong, "\n".join(wrong)
     assert {layer.rule for layer in compiled.layers} == {"norm"}
+
+
+@pytest.mark.parametrize("opset", [18, 21])
+def test_other_norms_far_from_zero(tmp_path: Path, opset: int) -> None:
+    """Beside float64: ONNX's definitions of these subtract the mean's square from the squares'
+    mean, as onnxruntime then does, too, and are off by half of their deviation."""
+    net, shape, rows = Builder(seed=9), (2, 8, 5, 6), (4, 37)
+    width = 8 if opset >= 21 else 2
+    weights = [net.random.normal(size=count) for count in (width, width, 37, 37)]
+    scale, shift, *of_rows = (net.const(value, "float32") for value in weights)
+    cases = {
+        "groups": net.op("GroupNormalization", "x", scale, shift, num_groups=2, epsilon=1e-3),
+        "channels": net.op("MeanVarianceNormalization", "x", axes=[2, 3]),
+    }
+    outputs = dict.fromkeys([*cases, "normal", "mean", "inverse"])
+    for name, value in cases.items():
+        net.op("Identity", value, outputs=[name])
+    net.op("LayerNormalization", "r", *of_rows, outputs=["normal", "mean", "inverse"])
+    path = tmp_path / "far.onnx"
+    onnx.save(net.model({"x": shape, "r": rows}, outputs, opset=opset), path)
+    random = np.random.default_rng(9)
+    given = [random.normal(1000, 1, size=size).astype("float32") for size in (shape, rows)]
+    _, got = compile_and_run(path, given, "local", "native", tmp_path)
+    x, r = (value.astype("float64") for value in given)
+    groups = x.reshape(2, 2, -1)
+    by, to = (np.repeat(value, 8 // width).reshape(8, 1, 1) for value in weights[:2])
+    due = [
+        _normal(groups, 2, 1e-3).reshape(shape) * by + to,
+        _normal(x, (2, 3), 0),
+        _normal(r, 1, 1e-5) * weights[2] + weights[3],
+        r.mean(1, keepdims=True),
+        1 / np.sqrt(r.var(1, keepdims=True) + 1e-5),
+    ]
+    for name, mine, exact in zip(outputs, got, due, strict=True):
+        np.testing.assert_allclose(mine, exact, rtol=0, atol=1e-3, err_msg=name)
+
+
+def _normal(x: np.ndarray, axes: int | tuple[int, ...], epsilon: float) -> np.ndarray:
+    off = x - x.mean(axes, keepdims=True)
+    return np.asarray(off / np.sqrt(x.var(axes, keepdims=True) + epsilon))
 
 
 def _rms(net: Builder, x: str, form: str, weight: str = "", epsilon: str = "") -> str:

@@ -60,7 +60,12 @@ def _norms(b: Builder) -> tuple[Shapes, int]:
     b.op("SkipSimplifiedLayerNormalization", *one, domain=DOMAIN, outputs=["y1"])
     outputs = ["y2", "unread", "", "y3"]
     b.op("SkipLayerNormalization", *one, b.weight(64), domain=DOMAIN, outputs=outputs)
-    return ROWS, 4
+    # Neither a shift nor a bias, one of both.
+    scale = ("x", "y0", b.weight(64))
+    for number, more in enumerate([(), (b.weight(64),), ("", b.weight(64))], 4):
+        given = (*scale, *more)
+        b.op("SkipLayerNormalization", *given, domain=DOMAIN, outputs=[f"y{number}"], epsilon=1e-3)
+    return ROWS, 7
 
 
 def _few_bits(b: Builder) -> tuple[Shapes, int]:
@@ -98,6 +103,9 @@ def test_the_definition_computes_the_same(case: Case) -> None:
 def test_definitions_in_a_model_older_than_castlike(opset: int, dtype: str) -> None:
     builder = Builder()
     value = builder.op("QuickGelu", builder.op("Gelu", "x", domain=DOMAIN), domain=DOMAIN)
+    scale, shift = builder.weight(8, dtype=dtype), builder.weight(8, dtype=dtype)
+    for more in ((), (shift,)):
+        value = builder.op("SkipLayerNormalization", value, "x", scale, *more, domain=DOMAIN)
     builder.op("FusedMatMul", value, "x", domain=DOMAIN, transB=1, alpha=0.5, outputs=["y"])
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     types = {"x": kind, "y": kind}
