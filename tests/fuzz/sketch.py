@@ -288,7 +288,45 @@ def run_by_reference(
 BY_REFERENCE = ("InstanceNormalization", "Resize", "Upsample")
 
 
-def _by_nodes(model: onnx.ModelProto, given: dict[str, np.ndarray]) -> list[np.ndarray] | None:
+# How near to an integer a linear Resize of integers, which is cut off there, may be either.
+_ON_AN_EDGE = 1e-4
+
+
+def run_to_either_side(
+    model: onnx.ModelProto, given: dict[str, np.ndarray]
+) -> list[list[np.ndarray]]:
+    """The outputs where a Resize of integers, before it is cut off behind the point, is a little
+    more and a little less."""
+    made = (_by_nodes(model, given, moved) for moved in (_ON_AN_EDGE, -_ON_AN_EDGE))
+    return [outputs for outputs in made if outputs is not None]
+
+
+def _cut_off(
+    one: onnx.ModelProto, inputs: dict[str, np.ndarray], moved: float
+) -> list[np.ndarray] | None:
+    """A linear Resize of integers, `moved` away from 0 before it is cut off; None if it is none."""
+    node = one.graph.node[0]
+    image = inputs.get(node.input[0])
+    linear = any(item.name == "mode" and item.s == b"linear" for item in node.attribute)
+    if node.op_type not in ("Resize", "Upsample") or not linear or image is None:
+        return None
+    if image.dtype.kind not in "iu":
+        return None
+    floats = onnx.ModelProto()
+    floats.CopyFrom(one)
+    floats.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    del floats.graph.output[:]
+    floats.graph.output.append(helper.make_empty_tensor_value_info(node.output[0]))
+    wide = {**inputs, node.input[0]: image.astype("float32")}
+    made = run_by_onnxruntime(onnx.shape_inference.infer_shapes(floats), wide)
+    if made is None:
+        return None
+    return [(made[0] + np.sign(made[0]) * moved).astype(image.dtype)]
+
+
+def _by_nodes(
+    model: onnx.ModelProto, given: dict[str, np.ndarray], moved: float | None = None
+) -> list[np.ndarray] | None:
     fixed = {tensor.name: tensor for tensor in model.graph.initializer}
     values = dict(given)
     for node in model.graph.node:
@@ -306,8 +344,8 @@ def _by_nodes(model: onnx.ModelProto, given: dict[str, np.ndarray]) -> list[np.n
             )
         )
         inputs = {name: values[name] for name in free}
-        made = None
-        if node.op_type not in BY_REFERENCE:
+        made = None if moved is None else _cut_off(one, inputs, moved)
+        if made is None and (node.op_type not in BY_REFERENCE or moved is not None):
             made = run_by_onnxruntime(onnx.shape_inference.infer_shapes(one), inputs)
         try:
             made = _by_reference(one, inputs) if made is None else made
