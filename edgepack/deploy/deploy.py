@@ -533,7 +533,7 @@ class _Deploy:
                 ),
             ]
             if self._options.trial:
-                steps[-2] = steps.pop()
+                del steps[-2]  # the device decides later whether it is activated
                 split = self._options.trial.split
                 answers = f"; {split:.4g} of them it answers" if split else ""
                 text = f"beside {state.current}, on its pictures{answers}; then decide"

@@ -38,6 +38,7 @@ from edgepack.deploy.deploy import (
     deploy_bundle,
     preview,
 )
+from edgepack.deploy.options import TrialRules
 from edgepack.deploy.remote_app import RunRequest, run_on_device
 from edgepack.deploy.remote_tool import (
     CorruptTransferError,
@@ -289,6 +290,10 @@ def test_preview_changes_nothing_and_is_right(bundles: dict[str, Bundle], home: 
     todo = preview(bundles["c"], LocalDevice(home), ROOT, options=DeployOptions(keep=1))
     assert todo.send_files == (PARAMS,)
     assert todo.before == bundles["a"].manifest.release
+    trial = preview(
+        bundles["c"], LocalDevice(home), ROOT, options=DeployOptions(trial=TrialRules())
+    )
+    assert [kind for kind, _ in trial.steps] == ["send", "install", "test", "trial"]
     assert snapshot(home) == before
     report = deploy_bundle(bundles["c"], LocalDevice(home), ROOT)
     assert (todo.send_bytes, todo.send_files) == (report.sent_bytes, report.sent_files)
