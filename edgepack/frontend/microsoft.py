@@ -191,34 +191,29 @@ def _fused_conv(line: _Line, _: Mapping[str, tuple[int, ...]]) -> bool:
     return True
 
 
-def _group_norm(line: _Line, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+def _group_norm(line: _Line, _: Mapping[str, tuple[int, ...]]) -> bool:
     """ONNX's GroupNormalization by the norm of an instance, as PyTorch's exporter writes it.
 
     ONNX's own definition subtracts the mean's square from the squares' mean, in which little is
-    left of a small deviation.
+    left of a small deviation. Nor can onnx tell the shape of its result.
     """
-    shape, groups = line.shape_of(line.input(0), shapes), attribute(line.node, "num_groups", 0)
-    if len(shape) < 2 or min(shape) < 1 or groups < 1 or shape[1] % groups:
-        return False
+    data, groups = line.input(0), attribute(line.node, "num_groups", 0)
+    shape = line.op("Shape", data)
+    rows = line.op("Reshape", data, line.constant([0, groups, -1], "int64"))
     by_group = line.opset < _SCALES_BY_CHANNEL
-    if by_group:
-        scales = [line.input(1), line.input(2)]
-    else:
-        scales = [
-            line.op("CastLike", line.constant([n] * groups, "float32"), line.input(0))
-            for n in (1.0, 0.0)
-        ]
-    rows = line.op("Reshape", line.input(0), line.constant([shape[0], groups, -1], "int64"))
+    scales = [line.input(1), line.input(2)]
+    if not by_group:
+        plain = (line.constant([value] * groups, "float32") for value in (1.0, 0.0))
+        scales = [line.op("CastLike", value, data) for value in plain]
     epsilon = attribute(line.node, "epsilon", 1e-5)
     made = line.op("InstanceNormalization", rows, *scales, epsilon=epsilon)
-    whole = line.constant(shape, "int64")
-    if by_group:
-        line.op("Reshape", made, whole, to=line.output(0))
-        return True
-    made = line.op("Reshape", made, whole)
-    wide = line.constant([-1] + [1] * (len(shape) - 2), "int64")
-    scale, shift = (line.op("Reshape", line.input(at), wide) for at in (1, 2))
-    line.op("Add", line.op("Mul", made, scale), shift, to=line.output(0))
+    if not by_group:
+        # By channel, however many axes there are.
+        made = line.op("Reshape", line.op("Reshape", made, shape), line.constant([0, 0, -1]))
+        wide = line.constant([-1, 1])
+        scale, shift = (line.op("Reshape", line.input(at), wide) for at in (1, 2))
+        made = line.op("Add", line.op("Mul", made, scale), shift)
+    line.op("Reshape", made, shape, to=line.output(0))
     return True
 
 

@@ -325,8 +325,13 @@ def test_other_norms_far_from_zero(tmp_path: Path, opset: int) -> None:
     width = 8 if opset >= 21 else 2
     weights = [net.random.normal(size=count) for count in (width, width, 37, 37)]
     scale, shift, *of_rows = (net.const(value, "float32") for value in weights)
+    by_groups = {"num_groups": 2, "epsilon": 1e-3}
+    groups = net.op("GroupNormalization", "x", scale, shift, **by_groups)
+    behind = net.op("Add", groups, net.const(1000, "float32"))
     cases = {
-        "groups": net.op("GroupNormalization", "x", scale, shift, num_groups=2, epsilon=1e-3),
+        "groups": groups,
+        # onnx cannot tell the shape of the first one.
+        "groups of groups": net.op("GroupNormalization", behind, scale, shift, **by_groups),
         "channels": net.op("MeanVarianceNormalization", "x", axes=[2, 3]),
     }
     outputs = dict.fromkeys([*cases, "normal", "mean", "inverse"])
@@ -339,10 +344,14 @@ def test_other_norms_far_from_zero(tmp_path: Path, opset: int) -> None:
     given = [random.normal(1000, 1, size=size).astype("float32") for size in (shape, rows)]
     _, got = compile_and_run(path, given, "local", "native", tmp_path)
     x, r = (value.astype("float64") for value in given)
-    groups = x.reshape(2, 2, -1)
     by, to = (np.repeat(value, 8 // width).reshape(8, 1, 1) for value in weights[:2])
+
+    def grouped(x: np.ndarray) -> np.ndarray:
+        return np.asarray(_normal(x.reshape(2, 2, -1), 2, 1e-3).reshape(shape) * by + to)
+
     due = [
-        _normal(groups, 2, 1e-3).reshape(shape) * by + to,
+        grouped(x),
+        grouped(grouped(x) + 1000),
         _normal(x, (2, 3), 0),
         _normal(r, 1, 1e-5) * weights[2] + weights[3],
         r.mean(1, keepdims=True),
