@@ -26,6 +26,7 @@ float powf(float, float);
 float fmaf(float, float, float);
 }
 
+static inline float rsqrtf(float value) { return 1 / sqrtf(value); }
 static inline void __syncthreads() { stand_in_barrier(); }
 static inline float __int_as_float(int bits) { return __builtin_bit_cast(float, bits); }
 static inline int __float_as_int(float value) { return __builtin_bit_cast(int, value); }
