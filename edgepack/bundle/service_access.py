@@ -62,6 +62,7 @@ OTHERS = frozenset(
         "--threads",
         "--affinity",
         "--tolerance",
+        "--gpu-limit",
     ]
 )
 """Options with a value that is of no file."""
