@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import re
@@ -169,19 +170,44 @@ def load_boards(extra: Sequence[str | Path] = ()) -> dict[str, Board]:
     A user's table needs only the keys that it changes in an existing board, or in the board
     named by `base`. Raises ConfigError.
     """
-    builtin = data_file("boards.toml")
-    values = read_toml(builtin)
-    triples = {
-        name: _read_triple(name, Table(table, file=builtin, path=f"triples.{name}"))
-        for name, table in values["triples"].items()
-    }
-    tables: dict[str, dict[str, Any]] = values["boards"]
-    if platform.system() != "Linux":
-        del tables["local"]  # programs and kernels are made for Linux only
-    boards = {
-        name: _read_board(name, table, triples, file=builtin) for name, table in tables.items()
-    }
-    for file in map(Path, extra):
+    profiles = _Profiles(extra)
+    return {name: profiles.board(name) for name in profiles.tables}
+
+
+def get_board(name: str, extra: Sequence[str | Path] = ()) -> Board:
+    """Return the board called `name`; without one, raises ConfigError with the nearest name.
+
+    Of edgepack's boards only this one is read, of those in `extra` all."""
+    profiles = _Profiles(extra)
+    if name not in profiles.tables:
+        raise ConfigError(f"unknown board: {name}", hint=perhaps(name, profiles.tables))
+    return profiles.board(name)
+
+
+class _Profiles:
+    """The tables of all boards: edgepack's own, and those in each file of `extra`."""
+
+    def __init__(self, extra: Sequence[str | Path]) -> None:
+        self._builtin = data_file("boards.toml")
+        values = _builtin_tables(self._builtin, self._builtin.stat().st_mtime_ns)
+        self._triples = {
+            name: _read_triple(name, Table(table, file=self._builtin, path=f"triples.{name}"))
+            for name, table in values["triples"].items()
+        }
+        self.tables: dict[str, dict[str, Any]] = dict(values["boards"])
+        if platform.system() != "Linux":
+            del self.tables["local"]  # programs and kernels are made for Linux only
+        self._own: dict[str, Board] = {}
+        for file in map(Path, extra):
+            self._read_file(file)
+
+    def board(self, name: str) -> Board:
+        """One of them."""
+        if name in self._own:
+            return self._own[name]
+        return _read_board(name, self.tables[name], self._triples, file=self._builtin)
+
+    def _read_file(self, file: Path) -> None:
         root = Table(read_toml(file), file=file)
         own: dict[str, Any] = root.take("boards", dict)
         root.finish()
@@ -189,28 +215,25 @@ def load_boards(extra: Sequence[str | Path] = ()) -> dict[str, Board]:
             table: dict[str, Any] = Table(own, file=file, path="boards").take(name, dict)
             base = Table(table, file=file, path=f"boards.{name}").take("base", str, name)
             table = {key: value for key, value in table.items() if key != "base"}
-            if base not in tables and base != name:
+            if base not in self.tables and base != name:
                 raise ConfigError(
                     f"{file}: boards.{name}.base: unknown board {base!r}",
-                    hint=perhaps(base, tables),
+                    hint=perhaps(base, self.tables),
                 )
-            merged = {**tables.get(base, {}), **table}
+            merged = {**self.tables.get(base, {}), **table}
             if not table.keys().isdisjoint(("cpu", "clusters", "triple")):
                 for key in {"has", "hwcaps"} - table.keys():
                     merged.pop(key, None)  # that of another CPU
             if table.get("libc") == "none" and "glibc" not in table:
                 merged.pop("glibc", None)
-            tables[name] = merged
-            boards[name] = _read_board(name, merged, triples, file=file)
-    return boards
+            self.tables[name] = merged
+            self._own[name] = _read_board(name, merged, self._triples, file=file)
 
 
-def get_board(name: str, extra: Sequence[str | Path] = ()) -> Board:
-    """Return the board called `name`; without one, raises ConfigError with the nearest name."""
-    boards = load_boards(extra)
-    if name not in boards:
-        raise ConfigError(f"unknown board: {name}", hint=perhaps(name, boards))
-    return boards[name]
+@functools.cache
+def _builtin_tables(file: Path, _changed_ns: int) -> dict[str, Any]:
+    """What is in edgepack's own file; nobody writes into it."""
+    return read_toml(file)
 
 
 def _read_triple(name: str, table: Table) -> Triple:
