@@ -59,7 +59,7 @@ def server(folder: Path) -> Iterator[str]:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder)) as http:
-        Thread(target=http.serve_forever, daemon=True).start()
+        Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
         try:
             yield f"http://127.0.0.1:{http.server_port}"
         finally:
