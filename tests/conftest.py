@@ -13,6 +13,7 @@ from tests import support
 from tests.costs import Costs
 from tests.reach import Reach, changed_files
 from tests.schemas import Watch
+from tests.shares import Shares
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,7 +30,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(costs, "costs")
     config.pluginmanager.register(Watch(), "schemas")
     if config.getoption("--reached"):
-        config.pluginmanager.register(Reach(changed_files(), costs.last), "reach")
+        worker = costs.worker
+        reach = Reach(worker["changed"] if worker else changed_files(), costs.last)
+        config.pluginmanager.register(reach, "reach")
+        config.pluginmanager.register(Shares(config, reach.costs_to_come()), "shares")
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

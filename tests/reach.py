@@ -9,6 +9,7 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,34 +40,76 @@ class Reach:
         self._changed = None if changed is None else frozenset(changed)
         self._reaches = changed is None or any(map(_REACHED.match, changed))
         self._costs = costs or {}
+        self._left_out: dict[str, set[str]] = {"tests": set(), "files": set()}
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
-        if self._changed is None or not collection_path.name.startswith("test_"):
+        if not collection_path.name.startswith("test_") or not self.leaves_out_file(
+            collection_path
+        ):
             return None
-        name = collection_path.relative_to(_ROOT).as_posix()
-        if self._reaches or name in self._changed:
-            return None
-        return any(map(_COMPILING.match, imports(collection_path))) or None
+        self._left_out["files"].add(collection_path.name)
+        return True
 
-    @pytest.hookimpl(tryfirst=True)
+    @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
         left_out = [item for item in items if self.leaves_out(item.nodeid, item.path)]
         if left_out:
+            self._left_out["tests"].update(item.nodeid for item in left_out)
             config.hook.pytest_deselected(items=left_out)
             gone = set(map(id, left_out))
             items[:] = [item for item in items if id(item) not in gone]
         items.sort(key=lambda item: not self._is_near(item.path))
 
-    def pytest_report_header(self) -> str | None:
-        if self._changed is None:
-            return None
-        kinds = "" if self._reaches else "what compiles, for nothing that it reaches was changed; "
-        return (
-            f"left out: {kinds}tests of {DEAR_S} s and more whose file names nothing that was "
-            "changed (./dev test)"
-        )
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        # Files may change while workers start.
+        node.workerinput["changed"] = None if self._changed is None else sorted(self._changed)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """A worker tells whom it works for."""
+        if hasattr(session.config, "workeroutput"):
+            said = {kind: sorted(names) for kind, names in self._left_out.items()}
+            session.config.workeroutput["left_out"] = said
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        for kind, names in getattr(node, "workeroutput", {}).get("left_out", {}).items():
+            self._left_out[kind].update(names)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        kinds = {
+            "tests": f"tests of {DEAR_S} s and more whose file names nothing that was changed",
+            "files": "files that compile, for nothing that they reach was changed",
+        }
+        counts = {kind: len(names) for kind, names in self._left_out.items()}
+        said = "; ".join(f"{counts[kind]} {what}" for kind, what in kinds.items() if counts[kind])
+        if said:
+            terminalreporter.write_line(f"left out, but not by ./dev test: {said}")
+
+    def leaves_out_file(self, file: Path) -> bool:
+        """Whether it compiles, and nothing that such a file reaches was changed."""
+        if self._changed is None or self._reaches:
+            return False
+        if file.relative_to(_ROOT).as_posix() in self._changed:
+            return False
+        return any(map(_COMPILING.match, imports(file)))
+
+    def costs_to_come(self) -> dict[str, float]:
+        """The costs of the unit tests that are not left out."""
+        files = {test.partition("::")[0] for test in self._costs}
+        unit = {name: _ROOT / name for name in files if name.startswith("tests/unit/")}
+        there = {
+            name: file
+            for name, file in unit.items()
+            if file.exists() and not self.leaves_out_file(file)
+        }
+        return {
+            test: cost
+            for test, cost in self._costs.items()
+            if (file := there.get(test.partition("::")[0])) and not self.leaves_out(test, file)
+        }
 
     def leaves_out(self, test: str, file: Path) -> bool:
         """Whether a test is dear, and its file names nothing that was changed."""
