@@ -7,6 +7,7 @@ import json
 import os
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,13 @@ SIDE, KERNELS = 96, 16
 FRAMES = 100
 """Of each p50."""
 LONGEST_S = 900.0
+LARGE_SIDE, CLASSES = 256, 2048
+FEW = 10
+"""Frames after which memory does not grow any more."""
+BESIDE_MODEL_BYTES = 8_000_000
+"""What the app may take but for weights and activations: as in test_flow.py."""
+MOST_MORE_BYTES = 1_000_000
+"""What the current release's app may take for handing over pictures, with small ones of them."""
 
 
 def release(folder: Path, version: int) -> Bundle:
@@ -51,13 +59,33 @@ def release(folder: Path, version: int) -> Bundle:
     last = b.const(rng.normal(size=(KERNELS, KERNELS, 3, 3)).astype(np.float32))
     b.op("Conv", "b", last, pads=[1, 1, 1, 1], outputs=["c"])
     b.op("ReduceMean", "c", axes=[2, 3], keepdims=0, outputs=["scores"])
-    folder.mkdir()
-    b.save(folder / "looks.onnx", {"x": [1, 3, SIDE, SIDE]}, {"scores": [1, KERNELS]})
-    words = ["--frames", "bgr24", "--size", f"{SIDE}x{SIDE}", "--from", PIPE]
+    return packed(folder, b, version, side=SIDE, classes=KERNELS)
+
+
+def large_release(folder: Path, version: int) -> Bundle:
+    """Of a model with megabytes of weights, which are others in each version, and activations."""
+    rng = np.random.default_rng(version)
+    b = Builder()
+    kernels = b.const(rng.normal(size=(KERNELS, 3, 3, 3)).astype(np.float32))
+    b.op("Conv", "x", kernels, pads=[1, 1, 1, 1], strides=[2, 2], outputs=["a"])
+    b.op("Relu", "a", outputs=["b"])
+    b.op("AveragePool", "b", kernel_shape=[16, 16], strides=[16, 16], outputs=["c"])
+    b.op("Flatten", "c", outputs=["d"])
+    means = KERNELS * (LARGE_SIDE // 32) ** 2
+    b.op("MatMul", "d", b.const(rng.normal(size=(means, CLASSES)).astype(np.float32)),
+         outputs=["scores"])  # fmt: skip
+    return packed(folder, b, version, side=LARGE_SIDE, classes=CLASSES)
+
+
+def packed(folder: Path, b: Builder, version: int, *, side: int, classes: int) -> Bundle:
+    folder.mkdir(parents=True)
+    b.save(folder / "looks.onnx", {"x": [1, 3, side, side]}, {"scores": [1, classes]})
+    # More threads would wait for each other on cores that are not there.
+    words = ["--frames", "bgr24", "--size", f"{side}x{side}", "--from", PIPE, "--threads", "1"]
     (folder / "edgepack.toml").write_text(
         '[project]\nmodel = "looks.onnx"\nboard = "rasp3b"\nverify = false\n'
         f"version = {version}\n[preprocess]\n"
-        f'resize = {{ mode = "exact", height = {SIDE}, width = {SIDE} }}\n'
+        f'resize = {{ mode = "exact", height = {side}, width = {side} }}\n'
         f"[service]\nargs = {json.dumps(words)}\n"
     )
     return package_job(make_job(load_project(folder / "edgepack.toml")), folder / "bundle")
@@ -90,13 +118,15 @@ def wait_for(holds: Callable[[], bool]) -> None:
 
 
 @contextlib.contextmanager
-def camera(device: SshDevice, folder: Path) -> Iterator[None]:
-    """Frames that come into the pipe, a few per second."""
-    frames = np.random.default_rng(6).integers(0, 256, (20, SIDE, SIDE, 3), np.uint8)
+def camera(
+    device: SshDevice, folder: Path, *, side: int = SIDE, every_s: float = 0.2
+) -> Iterator[None]:
+    """Frames that come into the pipe."""
+    frames = np.random.default_rng(6).integers(0, 256, (20, side, side, 3), np.uint8)
     for number, frame in enumerate(frames):
         (folder / "frame").write_bytes(frame.tobytes())
         device.put(folder / "frame", f"frame{number}")
-    feed = "while :; do for i in frame[0-9]*; do cat $i; sleep 0.2; done; done"
+    feed = f"while :; do for i in frame[0-9]*; do cat $i; sleep {every_s}; done; done"
     device.run(f"sh -c '{feed}' >{PIPE} 2>/dev/null </dev/null & echo $! >feeder")
     try:
         yield
@@ -118,6 +148,25 @@ def test_where_no_kernel_confines_a_trial_is_refused(bundles: tuple[Bundle, Bund
         assert current.release == first.manifest.release
 
 
+class Memory:
+    """Of the programs of a root: the largest of some moments."""
+
+    def __init__(self) -> None:
+        self._bytes: dict[tuple[str, str], Counter[str]] = {}
+
+    def add(self, moment: str, program: str, key: str, size: int) -> None:
+        """`size` of a process that runs `program`."""
+        self._bytes.setdefault((key, program), Counter())[moment] += size
+
+    def most(self, key: str, release: str = "") -> int:
+        """Of "Pss" or "Rss": of a release's app, or of all programs."""
+        per_moment: Counter[str] = Counter()
+        for (known, program), sizes in self._bytes.items():
+            if known == key and program.startswith(f"releases/{release}" if release else ""):
+                per_moment += sizes
+        return max(per_moment.values(), default=0)
+
+
 class Service:
     """The app of the first release as systemd runs it, and a trial of the second."""
 
@@ -135,10 +184,15 @@ class Service:
     def now(self) -> str:
         return "@" + self.out("date +%s")
 
+    def wait_for_frames(self, count: int) -> str:
+        """Since when."""
+        since = self.now()
+        wait_for(lambda: len(self.frames(since)) >= count)
+        return since
+
     def p50_ms(self) -> float:
         """What a frame takes from now on: decoding, preprocessing and the model."""
-        since = self.now()
-        wait_for(lambda: len(self.frames(since)) >= FRAMES)
+        since = self.wait_for_frames(FRAMES)
         parts = ("decode_ms", "preprocess_ms", "run_ms")
         return statistics.median(sum(one[key] for key in parts) for one in self.frames(since))
 
@@ -149,6 +203,20 @@ class Service:
 
     def kilobytes(self, process: int, key: str) -> int:
         return int(self.out(f"grep -h ^{key}: /proc/{process}/smaps_rollup").split()[1])
+
+    def memory(self) -> Memory:
+        told = self.out(
+            "for i in 1 2 3; do ls -l /proc/[0-9]*/exe 2>/dev/null | "
+            f"""sed -n 's|.*/proc/\\([0-9]*\\)/exe -> {ROOT}/|\\1 |p' | while read p e; do """
+            "echo $i $e $(grep -hE '^(Pss|Rss):' /proc/$p/smaps_rollup); done; sleep 1; done"
+        )
+        print(told)
+        largest = Memory()
+        for line in told.splitlines():
+            moment, program, *sizes = line.split()
+            for key, kilobytes in zip(sizes[::3], sizes[1::3], strict=True):
+                largest.add(moment, program, key.rstrip(":"), int(kilobytes) * 1024)
+        return largest
 
     def begin(self, rules: TrialRules) -> None:
         options = DeployOptions(trial=rules)
@@ -196,3 +264,51 @@ def test_a_trial_beside_a_service_of_systemds(
         assert (done.agreement, done.crashes) == (1.0, 0)
         assert done.pictures >= FRAMES // 2
         assert ratio <= 1.1  # the bar
+
+
+def test_a_trial_takes_the_memory_of_its_model(tmp_path: Path) -> None:
+    """Of a candidate that was trained again: no byte of its weights is the current release's."""
+    require_tool("qemu-system-aarch64")
+    first, second = (large_release(tmp_path / str(version), version) for version in (1, 2))
+    rules = TrialRules(
+        seconds=86400, share=1.0, min_pictures=5, max_latency=9.0, min_agreement=0,
+        keep_disagreements=5,
+    )  # fmt: skip
+    with own_boards(), contextlib.ExitStack() as stack:
+        board = virtual.up(
+            get_board("rasp3b"), name="memory", kind="system", init="systemd", disk_mb=512
+        )
+        admin = stack.enter_context(contextlib.closing(login(board, "root")))
+        pi = stack.enter_context(contextlib.closing(login(board, "pi")))
+        admin.run(f"mkdir -p /run/camera; mkfifo -m 644 {PIPE}")
+        deploy_bundle(first, pi, ROOT)
+        remote_service.install(admin, ROOT)
+        service = Service(admin, pi, second)
+        stack.enter_context(camera(admin, tmp_path, side=LARGE_SIDE, every_s=1))
+
+        service.wait_for_frames(FEW)
+        before = service.memory()
+        service.begin(rules)
+        service.until(lambda it: it.pictures >= FEW)
+        beside = service.memory()
+        done = trial(pi, ROOT, "stop")
+        service.wait_for_frames(FEW)
+        after = service.memory()
+
+    current, candidate = first.manifest.release, second.manifest.release
+    model = second.manifest.model
+    promised = model.params_bytes + model.arena_bytes + BESIDE_MODEL_BYTES
+    for key in ("Pss", "Rss"):
+        app = [moment.most(key, current) for moment in (before, beside, after)]
+        print(f"{key}: the app before, beside and after {app}, "
+              f"the candidate {beside.most(key, candidate)}, "
+              f"all {[moment.most(key) for moment in (before, beside, after)]}")  # fmt: skip
+    print(f"weights {model.params_bytes}, activations {model.arena_bytes}; {done}")
+    resident = before.most("Rss", current)
+    assert resident > model.params_bytes
+    for later in (beside, after):
+        assert later.most("Rss", current) <= resident + MOST_MORE_BYTES
+    assert after.most("Rss", candidate) == 0
+    assert model.params_bytes < beside.most("Pss", candidate) <= promised
+    # The bar: all that runs for the trial, and what the app takes more.
+    assert beside.most("Pss") - before.most("Pss") <= promised
