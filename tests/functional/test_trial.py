@@ -13,6 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -447,6 +448,22 @@ def missed_of(metrics: Path) -> dict[str, int]:
     }
 
 
+def pictures_by_release(text: str, board: Board) -> Counter[str]:
+    """Of an app's metrics: how many pictures each release answered; classes are as many."""
+    pictures: Counter[str] = Counter()
+    classes: Counter[str] = Counter()
+    for one in parse_exposition(text, "metrics").samples:
+        name = answered_by(one.labels, board)
+        if one.name == "edgepack_pictures_total":
+            pictures[name] += int(one.value)
+        elif one.name == "edgepack_classes_total" and int(one.value):
+            # The brightest column is one of the first four, which the other release calls the last.
+            assert (int(one.labels["index"]) >= COLUMNS // 2) == (name == "other")
+            classes[name] += int(one.value)
+    assert classes == pictures
+    return pictures
+
+
 def wait_for(holds: Callable[[], bool]) -> None:
     end = time.monotonic() + LONGEST_S
     while not holds():
@@ -496,6 +513,8 @@ def test_a_candidate_answers_a_share_of_live_frames(board: Board, tmp_path: Path
         assert (said >= COLUMNS // 2) == (answered_by(line, board) == "other"), line
     assert (status.agreement, status.rules.split) == (0.0, 0.5)
     assert 20 <= status.answered <= len(by("other"))
+    answers = Counter(answered_by(line, board) for line in lines)
+    assert pictures_by_release(metrics.read_text(), board) == answers
     samples = parse_exposition(metrics.read_text(), "metrics").samples
     count = {
         one.labels["release"]: int(one.value)
@@ -533,29 +552,39 @@ def test_a_candidate_answers_photos_that_are_sent_and_that_come(
     port = free_port()
     with subprocess.Popen([app, "--serve", f"127.0.0.1:{port}", "--threads", "1"]) as served:
         wait_for(lambda: ask(port))
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+            told = answer.read().decode()
         served.terminate()
+    assert pictures_by_release(told, board) == Counter(name for name, _ in said)
     # What else answered is the current release.
     assert set(said) <= {("other", COLUMNS - 1 - column), ("first", column)}
 
     folder, results, number = tmp_path / "photos", tmp_path / "results.jsonl", 0
     folder.mkdir()
 
+    def read_results() -> None:
+        lines = [json.loads(line) for line in results.read_text().splitlines()]
+        said[:] = [(answered_by(line, board), line["top"][0]["index"]) for line in lines]
+        assert [line["image"] for line in lines] == [f"{at}.jpg" for at in range(len(lines))]
+
     def watch() -> bool:
         nonlocal number
         (tmp_path / "part.jpg").write_bytes(jpeg)
         (tmp_path / "part.jpg").rename(folder / f"{number}.jpg")
         number += 1
-        lines = [json.loads(line) for line in results.read_text().splitlines()]
-        said[:] = [(answered_by(line, board), line["top"][0]["index"]) for line in lines]
-        assert [line["image"] for line in lines] == [f"{at}.jpg" for at in range(len(lines))]
+        read_results()
         return ("other", COLUMNS - 1 - column) in said
 
     results.touch()
     words = [app, "--watch", folder, "--results", results, "--threads", "1"]
+    words += ["--metrics", tmp_path / "app.prom"]
     with subprocess.Popen(words) as watching:
         wait_for(watch)
         watching.terminate()
+    read_results()
     assert set(said) <= {("other", COLUMNS - 1 - column), ("first", column)}
+    told = (tmp_path / "app.prom").read_text()
+    assert pictures_by_release(told, board) == Counter(name for name, _ in said)
     board.trial("stop")
 
 

@@ -689,7 +689,6 @@ Report Execute(const Options& options, const BundleFolder& bundle,
       FindPhotos(one, session, seen, &finder, &report);
       if (stages != nullptr) LookAtBoxes(seen.image, one, stages.get(), &report);
       sight.AddRun(*report.run_ms / 1000);
-      sight.AddPicture(seen.light, report);
       report.rss_peak_bytes = PeakRssBytes();
       line.text = JsonLine(report);
       trial.Look();
@@ -697,6 +696,7 @@ Report Execute(const Options& options, const BundleFolder& bundle,
       if (trial.Picks()) shared = trial.SharePhotoAt(*one.image);
       if (shared) trial.AddThumbnail(seen.image, &*shared);
       const Report& answer = trial.Answer(shared, report, &line.text);
+      sight.AddPicture(seen.light, report, answer);
       metrics.Add(all.ms() / 1000);
       metrics.SetProcessor(session.model().processor());
       if (preview) preview->Show(seen.image, answer, line.text);
@@ -793,13 +793,13 @@ void LimitGpu(const Options& options) {
       LookAtBoxes(all.bgr, options, stages.get(), &report);
     }
     *run_ms = *report.run_ms;
-    sight.AddPicture(LightOf(picture), report);
     std::string line = JsonLine(report);
     trial.Look();
     std::optional<SharedPicture> shared;
     if (trial.Picks()) shared = trial.SharePhoto(bytes);
     if (shared) trial.AddThumbnail(picture.bgr, &*shared);
-    trial.Answer(shared, report, &line);
+    const Report& answer = trial.Answer(shared, report, &line);
+    sight.AddPicture(LightOf(picture), report, answer);
     return line;
   };
   Serve(model, *options.serve, AccessOf(options),
@@ -844,9 +844,10 @@ void LimitGpu(const Options& options) {
     }
     if (stages != nullptr) LookAtBoxes(frame.image, options, stages.get(), &report);
     sight.AddRun(*report.run_ms / 1000);
-    sight.AddPicture(frame.light, report);
     *line = JsonLine(report, std::move(*line));
-    return trial.Answer(frame.shared, report, line);
+    const Report& answer = trial.Answer(frame.shared, report, line);
+    sight.AddPicture(frame.light, report, answer);
+    return answer;
   };
   std::optional<ResultSinks> sinks;
   if (options.sinks) sinks.emplace(bundle.path, err);

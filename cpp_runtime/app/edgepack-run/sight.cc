@@ -9,6 +9,7 @@
 #include <opencv2/core.hpp>
 
 #include "bundle_json.h"
+#include "report.h"
 #include "split.h"
 
 namespace edgepack {
@@ -140,7 +141,6 @@ Sight::Sight(const BundleFolder& bundle)
   }
   info_ = labels_ + "," + Label("version", std::to_string(version)) + "," +
           Label("model_sha256", sha256);
-  classes_.reserve(kMostClasses);
   const std::filesystem::path monitor = bundle.path / "monitor.json";
   if (std::filesystem::exists(monitor)) drift_ = Drift::Load(monitor);
 }
@@ -164,29 +164,28 @@ void Sight::AddError(const Error& error) {
   ++errors_.at(kind);
 }
 
-void Sight::CountClass(std::size_t index, const std::optional<std::string_view>& label) {
-  for (ClassCount& known : classes_) {
+void Sight::Answers::CountClass(std::size_t index, const std::optional<std::string_view>& label) {
+  for (ClassCount& known : classes) {
     if (known.index != index) continue;
     ++known.count;
     return;
   }
-  if (classes_.size() == kMostClasses) {
-    ++other_classes_;
+  if (classes.size() == kMostClasses) {
+    ++other_classes;
     return;
   }
-  classes_.push_back({index, label ? std::string(*label) : std::string(), 1});
+  classes.push_back({index, label ? std::string(*label) : std::string(), 1});
 }
 
-void Sight::AddPicture(const Light& light, const Found& found) {
+void Sight::Answers::Add(const Light& light, const Found& found) {
   const Best best = BestOf(found);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  ++pictures_;
-  const double megapixels = static_cast<double>(light.pixels) / 1e6;
-  CountBelow(kMegapixels, megapixels, &sizes_);
-  megapixels_ += megapixels;
-  brightness_.Add(light.brightness);
-  if (Looks(found) && !best.score && !best.index) ++empty_;
-  if (best.score) scores_.Add(*best.score);
+  ++pictures;
+  const double size = static_cast<double>(light.pixels) / 1e6;
+  CountBelow(kMegapixels, size, &sizes);
+  megapixels += size;
+  brightness.Add(light.brightness);
+  if (Looks(found) && !best.score && !best.index) ++empty;
+  if (best.score) scores.Add(*best.score);
   if (!found.top.empty()) CountClass(found.top.front().score.index, found.top.front().label);
   if (found.boxes) {
     for (const Found::LabelledBox& box : *found.boxes) CountClass(box.box.found.index, box.label);
@@ -198,20 +197,101 @@ void Sight::AddPicture(const Light& light, const Found& found) {
                  named ? std::optional<std::string_view>(found.labels[index]) : std::nullopt);
     }
   }
-  if (stages_.size() < found.stages.size()) stages_.resize(found.stages.size());
-  for (std::size_t i = 0; i < found.stages.size(); ++i) {
-    const Found::Stage& stage = found.stages[i];
+}
+
+void Sight::AddPicture(const Light& light, const Found& found) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  own_.Add(light, found);
+  AddOwn(light, found);
+}
+
+void Sight::AddPicture(const Light& light, const Found& own, const Report& answer) {
+  if (answer.release.empty()) {
+    AddPicture(light, own);
+    return;
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (answer.release != candidate_) {
+    candidate_ = answer.release;
+    theirs_ = {};
+  }
+  theirs_.Add(light, answer);
+  AddOwn(light, own);
+}
+
+void Sight::AddOwn(const Light& light, const Found& own) {
+  if (stages_.size() < own.stages.size()) stages_.resize(own.stages.size());
+  for (std::size_t i = 0; i < own.stages.size(); ++i) {
+    const Found::Stage& stage = own.stages[i];
     if (stages_[i].name.empty()) stages_[i].name = stage.name;
     stages_[i].boxes += static_cast<std::int64_t>(stage.count);
     stages_[i].dropped += static_cast<std::int64_t>(stage.dropped);
     stages_[i].failed += static_cast<std::int64_t>(stage.failed);
   }
-  if (drift_) drift_->Add({light.brightness, best.score, best.index}, SecondsSince1970());
+  if (!drift_) return;
+  const Best best = BestOf(own);
+  drift_->Add({light.brightness, best.score, best.index}, SecondsSince1970());
+}
+
+std::string Sight::AnswersText() const {
+  struct Release {
+    std::string labels;
+    const Answers& answers;
+  };
+  const Answers none;
+  std::vector<Release> releases = {{labels_, own_}};
+  const std::string candidate = split_ != nullptr ? split_->candidate() : "";
+  if (!candidate.empty()) {
+    const bool answered = candidate == candidate_;
+    releases.push_back({model_ + "," + Label("release", candidate), answered ? theirs_ : none});
+  }
+  std::string text;
+  const auto count = [&](const std::string& name, const std::string& help,
+                         std::int64_t Answers::*value) {
+    text += MetricHeader(name, "counter", help);
+    for (const auto& [labels, answers] : releases) {
+      text += name;
+      text += "{" + labels + "} " + std::to_string(answers.*value) + "\n";
+    }
+  };
+  count("edgepack_pictures_total", "Pictures that a release answered.", &Answers::pictures);
+  count("edgepack_pictures_empty_total", "Pictures in which nothing was found.", &Answers::empty);
+  text += MetricHeader("edgepack_classes_total", "counter",
+                       "What was found: the best class, or each box or area, by class.");
+  for (const auto& [labels, answers] : releases) {
+    const std::string series = "edgepack_classes_total{" + labels + ",";
+    for (const ClassCount& known : answers.classes) {
+      const std::string index = std::to_string(known.index);
+      text += series + Label("class", known.label.empty() ? index : known.label) + "," +
+              Label("index", index) + "} " + std::to_string(known.count) + "\n";
+    }
+    text += series + Label("class", "other") + "," + Label("index", "") + "} " +
+            std::to_string(answers.other_classes) + "\n";
+  }
+  const auto histogram = [&](const std::string& name, const std::string& help,
+                             const auto& series_of) {
+    text += MetricHeader(name, "histogram", help);
+    for (const auto& [labels, answers] : releases) text += series_of(name, labels, answers);
+  };
+  using std::string;
+  histogram("edgepack_score", "The best score of a picture.",
+            [](const string& name, const string& labels, const Answers& answers) {
+              return answers.scores.Text(name, labels);
+            });
+  histogram("edgepack_brightness", "Mean luma of a picture, 0 to 1.",
+            [](const string& name, const string& labels, const Answers& answers) {
+              return answers.brightness.Text(name, labels);
+            });
+  histogram("edgepack_megapixels", "Size of a picture.",
+            [](const string& name, const string& labels, const Answers& answers) {
+              return HistogramText(name, labels, kMegapixels.data(), answers.sizes.data(),
+                                   kMegapixels.size(), answers.megapixels);
+            });
+  return text;
 }
 
 std::string Sight::Text() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const std::string of = "{" + labels_ + "} ";
   std::string text = MetricHeader("edgepack_app_info", "gauge", "The release that runs.");
   text += "edgepack_app_info{" + info_ + "} 1\n";
   text += Gauge("edgepack_app_start_timestamp_seconds", "When the app was started.",
@@ -226,29 +306,10 @@ std::string Sight::Text() const {
     text += "edgepack_errors_total{" + labels_ + "," + Label("kind", kErrorKinds.at(i)) + "} " +
             std::to_string(errors_.at(i)) + "\n";
   }
-  const auto count = [&](const std::string& name, const std::string& help, std::int64_t value) {
-    text += MetricHeader(name, "counter", help) + name + of + std::to_string(value) + "\n";
-  };
-  count("edgepack_inputs_not_finite_total", "Requests with a NaN or an infinity in a tensor.",
-        not_finite_);
-  count("edgepack_pictures_total", "Pictures that the model saw.", pictures_);
-  count("edgepack_pictures_empty_total", "Pictures in which nothing was found.", empty_);
-  text += MetricHeader("edgepack_classes_total", "counter",
-                       "What was found: the best class, or each box or area, by class.");
-  for (const ClassCount& known : classes_) {
-    text += "edgepack_classes_total{" + labels_ + "," +
-            Label("class", known.label.empty() ? std::to_string(known.index) : known.label) + "," +
-            Label("index", std::to_string(known.index)) + "} " + std::to_string(known.count) + "\n";
-  }
-  text += "edgepack_classes_total{" + labels_ + "," + Label("class", "other") + "," +
-          Label("index", "") + "} " + std::to_string(other_classes_) + "\n";
-  text += MetricHeader("edgepack_score", "histogram", "The best score of a picture.");
-  text += scores_.Text("edgepack_score", labels_);
-  text += MetricHeader("edgepack_brightness", "histogram", "Mean luma of a picture, 0 to 1.");
-  text += brightness_.Text("edgepack_brightness", labels_);
-  text += MetricHeader("edgepack_megapixels", "histogram", "Size of a picture.");
-  text += HistogramText("edgepack_megapixels", labels_, kMegapixels.data(), sizes_.data(),
-                        kMegapixels.size(), megapixels_);
+  text += MetricHeader("edgepack_inputs_not_finite_total", "counter",
+                       "Requests with a NaN or an infinity in a tensor.");
+  text += "edgepack_inputs_not_finite_total{" + labels_ + "} " + std::to_string(not_finite_) + "\n";
+  text += AnswersText();
   const auto of_stages = [&](const std::string& name, const std::string& help,
                              std::int64_t StageCount::*value) {
     if (stages_.empty()) return;

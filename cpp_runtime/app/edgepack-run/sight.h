@@ -21,6 +21,7 @@
 namespace edgepack {
 
 class SplitCounts;
+struct Report;
 
 /// Of a picture: its pixels, and how bright it is, from 0 to 1.
 struct Light {
@@ -34,7 +35,7 @@ Light LightOf(const Decoded& picture);
 
 /// What the model of one release is given and says, as /metrics counts it: from any thread, in
 /// constant memory. Of classes the first kMostClasses have series of their own, the rest is
-/// "other".
+/// "other". What the candidate of an A/B test answers is counted apart, of the last one.
 class Sight {
  public:
   /// Reads the release in the bundle's manifest, and monitor.json if there is one. Throws
@@ -45,12 +46,15 @@ class Sight {
   void AddRun(double seconds);
   /// The tensors that somebody gave it.
   void AddTensors(const std::vector<TensorView>& inputs);
-  /// A picture and what was found in it.
+  /// A picture that this release answered, and what was found in it.
   void AddPicture(const Light& light, const Found& found);
+  /// A picture, what this release found in it, and what was answered: maybe by a candidate, which
+  /// `answer` names. Drift is about what this release finds.
+  void AddPicture(const Light& light, const Found& own, const Report& answer);
   /// What could not be done, by the error's kind.
   void AddError(const Error& error);
 
-  /// Who answered is told, too; `split` outlives it.
+  /// Who answered is told, too, from the moment that there is a candidate; `split` outlives it.
   void Follow(const SplitCounts* split) { split_ = split; }
 
   [[nodiscard]] std::string Text() const;
@@ -75,7 +79,23 @@ class Sight {
     std::int64_t failed = 0;
   };
 
-  void CountClass(std::size_t index, const std::optional<std::string_view>& label);
+  /// What a release answered, and about which pictures.
+  struct Answers {
+    std::int64_t pictures = 0;
+    std::int64_t empty = 0;
+    std::vector<ClassCount> classes;
+    std::int64_t other_classes = 0;
+    UnitHistogram<Drift::kScoreBins> scores;
+    UnitHistogram<Drift::kBrightnessBins> brightness;
+    std::array<std::int64_t, kMegapixels.size() + 1> sizes = {};
+    double megapixels = 0;
+
+    void Add(const Light& light, const Found& found);
+    void CountClass(std::size_t index, const std::optional<std::string_view>& label);
+  };
+
+  void AddOwn(const Light& light, const Found& own);
+  [[nodiscard]] std::string AnswersText() const;
 
   std::string info_;  // labels of the release
   std::string model_;
@@ -89,15 +109,10 @@ class Sight {
   double run_seconds_ = 0;
   std::array<std::int64_t, 5> errors_ = {};
   std::int64_t not_finite_ = 0;
-  std::vector<ClassCount> classes_;
-  std::int64_t other_classes_ = 0;
   std::vector<StageCount> stages_;
-  std::int64_t pictures_ = 0;
-  std::int64_t empty_ = 0;
-  UnitHistogram<Drift::kScoreBins> scores_;
-  UnitHistogram<Drift::kBrightnessBins> brightness_;
-  std::array<std::int64_t, kMegapixels.size() + 1> sizes_ = {};
-  double megapixels_ = 0;
+  Answers own_;
+  std::string candidate_;  // whose are
+  Answers theirs_;
   std::optional<Drift> drift_;
 };
 

@@ -168,6 +168,11 @@ void SplitCounts::Add(Missed why) {
   ++missed_.at(static_cast<std::size_t>(why));
 }
 
+std::string SplitCounts::candidate() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return candidate_;
+}
+
 std::string SplitCounts::Text(const std::string& model, const std::string& own) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (candidate_.empty()) return {};

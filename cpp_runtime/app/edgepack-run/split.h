@@ -51,6 +51,8 @@ class SplitCounts {
   void AddOwn(double seconds);
   void AddCandidate(double seconds);
   void Add(Missed why);
+  /// The last one; empty if there never was any.
+  [[nodiscard]] std::string candidate() const;
   /// Nothing if there never was a candidate. Both are labels, as they stand in a series.
   [[nodiscard]] std::string Text(const std::string& model, const std::string& own) const;
 

@@ -6,8 +6,10 @@
 #include <opencv2/core.hpp>
 
 #include "drift.h"
+#include "report.h"
 #include "run_app.h"
 #include "sight.h"
+#include "split.h"
 #include "support.h"
 
 namespace edgepack::testing {
@@ -106,6 +108,99 @@ TEST_CASE("what the model sees is counted, in a bounded number of series") {
   // Class 3, 4, and 18 of the others; those two are counted once more.
   has("edgepack_classes_total" + release + ",class=\"other\",index=\"\"} 980");
   CHECK(text.size() < 20000);
+}
+
+TEST_CASE("what a candidate answers counts for its release, within the same bounds") {
+  const TempFolder folder;
+  Sight sight(FolderWith(folder));
+  SplitCounts split;
+  sight.Follow(&split);
+  const auto count = [&](const std::string& name, const std::string& release,
+                         const std::string& more = "") {
+    const std::string text = sight.Text();
+    const std::string series = "\n" + name + "{model=\"mug\",release=\"" + release + "\"" + more;
+    const std::size_t at = text.find(series + "} ");
+    if (at == std::string::npos) return std::string();
+    const std::size_t value = at + series.size() + 2;
+    return text.substr(value, text.find('\n', value) - value);
+  };
+  const std::string own = "0123456789ab";
+  const std::string theirs = "ba9876543210";
+  const auto answer = [](std::size_t index, double score, const std::string& release) {
+    Report report;
+    report.top.push_back({{index, score}, "mug"});
+    report.release = release;
+    return report;
+  };
+  sight.AddPicture({250000, 0.5}, Top(3, 0.72, "cup"), answer(3, 0.72, ""));
+  CHECK(count("edgepack_pictures_total", own) == "1");
+  CHECK(count("edgepack_pictures_total", theirs).empty());
+  // It is there from the beginning, so that the first answer is an increase.
+  split.Begin(theirs);
+  CHECK(count("edgepack_pictures_total", theirs) == "0");
+  CHECK(count("edgepack_score_count", theirs) == "0");
+  CHECK(count("edgepack_classes_total", theirs, R"(,class="other",index="")") == "0");
+
+  sight.AddPicture({1500000, 0.1}, Top(3, 0.72, "cup"), answer(4, 0.22, theirs));
+  CHECK(count("edgepack_pictures_total", own) == "1");
+  CHECK(count("edgepack_pictures_total", theirs) == "1");
+  CHECK(count("edgepack_pictures_empty_total", theirs) == "0");
+  CHECK(count("edgepack_classes_total", own, R"(,class="cup",index="3")") == "1");
+  CHECK(count("edgepack_classes_total", own, R"(,class="mug",index="4")").empty());
+  CHECK(count("edgepack_classes_total", theirs, R"(,class="mug",index="4")") == "1");
+  CHECK(count("edgepack_classes_total", theirs, R"(,class="cup",index="3")").empty());
+  CHECK(count("edgepack_score_bucket", own, R"(,le="0.25")") == "0");
+  CHECK(count("edgepack_score_count", own) == "1");
+  CHECK(count("edgepack_score_bucket", theirs, R"(,le="0.25")") == "1");
+  CHECK(count("edgepack_brightness_bucket", own, R"(,le="0.125")") == "0");
+  CHECK(count("edgepack_brightness_bucket", theirs, R"(,le="0.125")") == "1");
+  CHECK(count("edgepack_megapixels_sum", own) == "0.25");
+  CHECK(count("edgepack_megapixels_sum", theirs) == "1.5");
+
+  for (std::size_t i = 0; i < 1000; ++i) {
+    sight.AddPicture({1, 1}, Top(3, 0.5, "cup"), answer(1000 + i, 0.5, theirs));
+  }
+  // Class 4, and 19 of these.
+  CHECK(count("edgepack_classes_total", theirs, R"(,class="other",index="")") == "981");
+  CHECK(count("edgepack_classes_total", own, R"(,class="cup",index="3")") == "1");
+  CHECK(sight.Text().size() < 20000);
+
+  // The next candidate begins with nothing, and what was the last one's is gone.
+  split.Begin("cccccccccccc");
+  CHECK(count("edgepack_pictures_total", "cccccccccccc") == "0");
+  CHECK_FALSE(Contains(sight.Text(), theirs));
+  sight.AddPicture({1, 1}, Top(3, 0.5, "cup"), answer(4, 0.5, "cccccccccccc"));
+  CHECK(count("edgepack_pictures_total", "cccccccccccc") == "1");
+  CHECK(count("edgepack_pictures_total", own) == "1");
+}
+
+TEST_CASE("drift is about what this release finds, whoever answers") {
+  const TempFolder folder;
+  WriteFile(folder / "monitor.json", MonitorText());
+  Sight sight(FolderWith(folder));
+  const auto level = [&](const std::string& signal, int wanted) {
+    return Contains(sight.Text(),
+                    R"(edgepack_drift_level{model="mug",release="0123456789ab",signal=")" + signal +
+                        "\"} " + std::to_string(wanted) + "\n");
+  };
+  Found nothing;
+  nothing.boxes.emplace();
+  const auto window = [&](const Found& own, double candidates_score) {
+    for (int i = 0; i < 100; ++i) {
+      Report answer;
+      answer.release = "ba9876543210";
+      answer.top.push_back({{5, candidates_score}, "mug"});
+      const double brightness = i % 2 == 0 ? 0.49 : 0.51;
+      sight.AddPicture({1, brightness}, i % 10 == 0 ? nothing : own, answer);
+    }
+  };
+  window(Top(3, 0.99, "cup"), 0.3);
+  CHECK(level("brightness", 0));
+  CHECK(level("scores", 0));
+  CHECK(level("classes", 0));
+  window(Top(5, 0.3, "mug"), 0.99);
+  CHECK(level("scores", 2));
+  CHECK(level("classes", 2));
 }
 
 TEST_CASE("tensors that are no numbers are counted, in each type of floats") {
