@@ -19,7 +19,8 @@ The functions do the same as the commands of these names; `help(edgepack.deploy)
     compare(deployed)      compare each layer on the device with the reference
     tune(model)            find faster kernels for a model, timed on the device
 
-A `Deployment` has run, session, bench, profile, status and rollback. Errors are subclasses of
+A `Deployment` has run, session, bench, profile, status and rollback; for trials trial_status,
+trial_pictures, stop_trial, activate_trial and resume_trial. Errors are subclasses of
 `EdgepackError`: `message` says what is wrong, and `hint` what to do.
 
 A program that does something between the steps of a deploy can call each step:
@@ -74,8 +75,9 @@ if TYPE_CHECKING:
     from edgepack.deploy.answers import Status, Switched
     from edgepack.deploy.app_answers import AppAnswer, Bench, Class, Profile
     from edgepack.deploy.deploy import Report, deploy_bundle, preview
-    from edgepack.deploy.options import DeployOptions
+    from edgepack.deploy.options import DeployOptions, TrialRules
     from edgepack.deploy.remote_app import RunRequest, run_on_device
+    from edgepack.deploy.trial import TrialStatus
     from edgepack.device import Device, SshOptions, open_device
     from edgepack.device.facts import DeviceFacts
     from edgepack.fleet import Fleet, load_fleet, make_plan, roll_out
@@ -117,8 +119,9 @@ _HOME = {
     "deploy.answers": ("Status", "Switched"),
     "deploy.app_answers": ("AppAnswer", "Bench", "Class", "Profile"),
     "deploy.deploy": ("Report", "deploy_bundle", "preview"),
-    "deploy.options": ("DeployOptions",),
+    "deploy.options": ("DeployOptions", "TrialRules"),
     "deploy.remote_app": ("RunRequest", "run_on_device"),
+    "deploy.trial": ("TrialStatus",),
     "device": ("Device", "SshOptions", "open_device"),
     "device.facts": ("DeviceFacts",),
     "fleet": ("Fleet", "load_fleet", "make_plan", "roll_out"),
@@ -149,6 +152,7 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "Profile",
     "Status",
     "Switched",
+    "TrialStatus",
     "package",
     "PackedBundle",
     "publish_apt",
@@ -193,6 +197,7 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "preview",
     "deploy_bundle",
     "DeployOptions",
+    "TrialRules",
     "Report",
     "run_on_device",
     "RunRequest",

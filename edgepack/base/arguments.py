@@ -24,6 +24,7 @@ _NAMES = {
     "allow-outside": "edgepack.outside_allowed()",
     "image": "images",
     "golden-input": "golden_input",
+    "pictures": "folder",
     "release-version": "version",
     "set": "constants",
     "shape": "shapes",

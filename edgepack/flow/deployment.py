@@ -33,8 +33,10 @@ from edgepack.deploy.app_answers import AppAnswer, Bench, Class, Profile, class_
 from edgepack.deploy.deploy import Report
 from edgepack.deploy.options import DEFAULT_OPTIONS, DeployOptions
 from edgepack.deploy.remote_app import TENSORS, RunRequest, ask_app, need_release
+from edgepack.deploy.remote_pictures import fetch_pictures
 from edgepack.deploy.remote_service import need_service
 from edgepack.deploy.remote_tool import Layout
+from edgepack.deploy.trial import TrialStatus
 from edgepack.device import Device, RemoteTimeout, SshOptions, open_device
 from edgepack.device.facts import gather
 from edgepack.device.options import COMMAND_TIMEOUT_S
@@ -267,6 +269,34 @@ class Deployment(Closing):
         """
         self._model = None
         return remote_tool.rollback(self.device, self.root, to=to)
+
+    def trial_status(self) -> TrialStatus:
+        """Return how the last trial goes, or how it ended: of a release that was deployed with
+        `DeployOptions(trial=TrialRules())`.
+
+        This and the other functions about trials raise RemoteError if there is none.
+        """
+        return remote_tool.trial(self.device, self.root, "status")
+
+    @speaks_of_arguments
+    def trial_pictures(self, folder: str | Path) -> list[Path]:
+        """Copy the pictures that `keep_disagreements` of the rules kept to `folder`, with both
+        answers to each as a .json file beside it, and return their paths."""
+        answer = self.trial_status()
+        return fetch_pictures(self.device, self.root, answer, Path(folder))
+
+    def stop_trial(self) -> TrialStatus:
+        """End the trial without a decision."""
+        return remote_tool.trial(self.device, self.root, "stop")
+
+    def activate_trial(self) -> TrialStatus:
+        """End the trial, and make its release current, with its test and a way back."""
+        self._model = None
+        return remote_tool.trial(self.device, self.root, "activate")
+
+    def resume_trial(self) -> TrialStatus:
+        """Continue a trial that a reboot has interrupted."""
+        return remote_tool.trial(self.device, self.root, "resume")
 
     def __repr__(self) -> str:
         release = f" release {self.report.release}" if self.report else ""

@@ -23,6 +23,7 @@ import cv2
 import numpy as np
 import pytest
 
+import edgepack
 from edgepack.base.errors import NothingThereError, UsageError
 from edgepack.bundle.bundle import Bundle
 from edgepack.cli import main
@@ -328,6 +329,43 @@ def test_the_operator_may_decide_and_another_deploy_ends_a_trial(board: Board) -
     done = board.over()
     assert done.phase == "dropped"
     assert done.reason == f"release {board.id('first')} became current meanwhile"
+
+
+def test_a_trial_by_the_python_api(board: Board, tmp_path: Path) -> None:
+    rules = edgepack.TrialRules(
+        seconds=600, share=1.0, min_pictures=1, max_latency=50.0, keep_disagreements=1
+    )
+    project = board.bundles["other"].path.parents[1] / "edgepack.toml"
+    options = edgepack.DeployOptions(trial=rules, replace_model=True)
+    with edgepack.deploy(
+        project=project, device="local", root=str(board.root), options=options
+    ) as deployed:
+        assert deployed.report is not None
+        assert deployed.report.outcome == "on trial"
+        assert deployed.trial_status().rules == rules
+    with edgepack.connect("local", root=str(board.root)) as deployed:
+        with board.live():
+            board.until(lambda it: it.kept == 1)
+            (picture,) = deployed.trial_pictures(tmp_path / "kept")
+            answers = json.loads(picture.with_suffix(".json").read_text())
+            assert answers["current"] != answers["candidate"]
+            stopped = deployed.stop_trial()
+        assert (stopped.phase, stopped.release) == ("stopped", board.id("other"))
+        for act in (deployed.stop_trial, deployed.resume_trial, deployed.activate_trial):
+            with pytest.raises(edgepack.EdgepackError, match="trial"):
+                act()
+        with pytest.raises(UsageError, match=r"^folder: .*: File exists$"):
+            deployed.trial_pictures(picture)
+
+        board.deploy("same", replace(RULES, seconds=600))
+        os.kill(board.runner(), signal.SIGKILL)
+        board.until(lambda it: it.interrupted)
+        assert deployed.resume_trial().release == board.id("same")
+        board.until(lambda it: it.runs)
+        assert deployed.activate_trial().phase == "activated"
+        current = deployed.status().current
+        assert current is not None
+        assert current.release == board.id("same")
 
 
 def test_the_app_is_killed_and_its_next_one_is_found(board: Board) -> None:
