@@ -51,6 +51,14 @@ def convolutions(net: Builder) -> dict[str, str]:
         "dilated": net.conv("seven", 7, 9, 3, dilations=[2, 3], pads=[2, 3, 2, 3]),
         "groups of 10": net.conv("wide", 40, 60, 3, group=4),
         "groups of 4": net.conv("many", 96, 48, 3, group=24),
+        "groups of 4 side by side": net.conv("many", 96, 96, 3, group=24),
+        "groups of 4, dilated": net.conv(
+            "many", 96, 96, 3, group=24, dilations=[1, 3], pads=[1, 3, 1, 3]
+        ),
+        "groups of 8 side by side": net.conv("many", 96, 96, 5, group=12),
+        "groups of 8, strided": net.conv("many", 96, 96, 3, group=12, strides=[2, 2]),
+        "groups of 4, strided": net.conv("many", 96, 96, 3, group=24, strides=[2, 3]),
+        "groups of 2, 1x1": net.conv("many", 96, 96, 1, group=48),
         "groups of odd size": net.conv("batch", 12, 9, 3, group=3),
         "multiplied depthwise": net.conv("seven", 7, 14, 3, group=7),
         "depthwise 3x3": net.conv("wide", 40, 40, 3, group=40),

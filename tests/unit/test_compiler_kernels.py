@@ -393,6 +393,32 @@ def test_groups_are_merged_until_blocks_are_whole() -> None:
     assert convolution.merged_groups(conv(weight[:6, :3], groups=2), in_block=4, out_block=4) == 2
 
 
+@pytest.mark.parametrize(
+    ("cpu", "channels", "multiplied"),
+    [
+        (SKYLAKE_X, 2, 2),
+        (SKYLAKE_X, 8, 8),
+        (HASWELL, 4, 4),
+        (HASWELL, 8, 8),
+        # Two groups of two channels made one: half of the products are with zero.
+        (CORTEX_A72, 2, 4),
+        (CORTEX_A72, 4, 4),
+    ],
+)
+def test_lanes_multiply_the_channels_of_their_own_group(
+    cpu: CpuModel, channels: int, multiplied: int
+) -> None:
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((96, channels, 3, 3), np.float32)
+    operator = conv(weight, groups=96 // channels)
+    layout = Blocked(
+        element=FLOAT32, batch=1, channels=96, height=7, width=7, block=cpu.block(96, FLOAT32)
+    )
+    dense, shape = convolution.grouped_weight(operator, layout, layout, cpu)
+    assert shape.reduction == 9 * multiplied
+    assert pack_weights(dense, shape, 1).size == 96 * 9 * multiplied
+
+
 def test_depthwise_weights_lie_by_block() -> None:
     weight = np.arange(5 * 4, dtype="float32").reshape(5, 1, 2, 2)
     layout = Blocked(element=FLOAT32, batch=1, channels=5, height=3, width=3, block=4)

@@ -16,7 +16,7 @@ from edgepack.kernels.rules.rule import LayerKernel, LayerSite, Rule
 from edgepack.kernels.tiles import arm, micro, tir
 from edgepack.kernels.tiles.cpu import CpuModel
 from edgepack.kernels.tiles.element import FLOAT16, FLOAT32
-from edgepack.kernels.tiles.layout import Halo, Image, Planar, conv_halo
+from edgepack.kernels.tiles.layout import Blocked, Halo, Image, Planar, conv_halo
 from edgepack.kernels.tiles.product import (
     MOST_COLUMNS,
     Partition,
@@ -36,6 +36,9 @@ from edgepack.kernels.value import extent
 
 # Rows of results of an image that is packed by bands: of a sequence there is one.
 _FEWEST_ROWS = 8
+# Of groups side by side, so many channels times columns of the window are unrolled at most, each
+# for up to 16 pixels.
+_MOST_SIDE_BY_SIDE = 40
 
 
 def halo(layer: Layer) -> Halo:
@@ -88,6 +91,25 @@ def dense_weight(operator: Convolution, merged: int) -> np.ndarray:
     return dense
 
 
+def grouped_weight(
+    operator: Convolution, source: Blocked, output: Blocked, cpu: CpuModel
+) -> tuple[np.ndarray, Shape]:
+    """Weights [groups, out, in, rows, columns], and the shape of the product with them.
+
+    Groups smaller than a block are done side by side on CPUs with AVX, where their channels and
+    results are one block. Otherwise they are made one by weights of zero: see `merged_groups`.
+    """
+    merged = merged_groups(operator, source.block, output.block)
+    outs, ins = operator.weight.shape[0] // operator.groups, operator.weight.shape[1]
+    fits = ins * merged == source.block == output.block == outs * merged
+    unrolled = ins * operator.kernel[1]
+    if merged > 1 and fits and cpu.memory_operand and unrolled <= _MOST_SIDE_BY_SIDE:
+        weight = operator.weight.reshape(-1, merged * outs, *operator.weight.shape[1:])
+        return weight, Shape.of_groups_in_blocks(weight, source, output)
+    weight = dense_weight(operator, merged)
+    return weight, Shape.of(weight, source, output)
+
+
 def window_of(operator: Convolution) -> Window:
     """How its window goes over the image."""
     return Window(stride=operator.stride, before=operator.before, dilation=operator.dilation)
@@ -98,9 +120,7 @@ def make(site: LayerSite) -> LayerKernel:
     operator = site.layer.operator
     assert isinstance(operator, Convolution)
     source, output = site.inputs[0], site.output
-    merged = merged_groups(operator, source.block, output.block)
-    weight = dense_weight(operator, merged)
-    shape = Shape.of(weight, source, output)
+    weight, shape = grouped_weight(operator, source, output, site.cpu)
     packs = source.planar and not site.cpu.memory_operand
     flat = is_flat(operator, site) and not packs
     view_out = output.flat if flat else output
@@ -265,9 +285,7 @@ def ways(site: LayerSite) -> list[Ranked]:
     operator = site.layer.operator
     assert isinstance(operator, Convolution)
     source, output = site.inputs[0], site.output
-    merged = merged_groups(operator, source.block, output.block)
-    weight = dense_weight(operator, merged)
-    shape = Shape.of(weight, source, output)
+    _, shape = grouped_weight(operator, source, output, site.cpu)
     flat = is_flat(operator, site)
     view_in, view_out = (source.flat, output.flat) if flat else (source, output)
     tiles = rank_tiles(

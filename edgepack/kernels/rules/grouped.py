@@ -15,7 +15,6 @@ from edgepack.kernels.tiles.element import Element
 from edgepack.kernels.tiles.layout import Image
 from edgepack.kernels.tiles.product import (
     ProductLoops,
-    Shape,
     choose_tile,
     pack_bias,
     pack_weights,
@@ -39,11 +38,10 @@ class GroupedKernel:
         operator, output = site.layer.operator, site.output
         assert isinstance(operator, Convolution)
         between = site.inputs[0]
-        merged = convolution.merged_groups(operator, between.block, output.block)
-        weight = convolution.dense_weight(operator, merged)
+        weight, shape = convolution.grouped_weight(operator, between, output, site.cpu)
         self.site, self.source, self.parts = site, source, parts
         self.operator = operator
-        self.shape = Shape.of(weight, between, output)
+        self.shape = shape
         self.tile = choose_tile(
             output,
             blocks=self.shape.out_blocks,

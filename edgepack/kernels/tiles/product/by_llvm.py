@@ -253,9 +253,14 @@ class LlvmTiles:
             if channels % step == 0
             and (step == 1 or step * one <= (2 if step == 2 else 1) * self.unroll)
         )
+        if shape.side_by_side > 1:
+            unrolled = channels
         block_weights = place.weights + block * (prod(shape.kernel) * shape.in_block * wide)
 
         def steps(row: tir.Expr, first: tir.Expr, count: int, part: tir.Expr) -> tir.Stmt:
+            if shape.side_by_side > 1:
+                here = block_weights + (row * columns + first) * (channels * wide)
+                return self._groups(place, accumulators, block, here, row, first, count)
             names = tir.Names()
             for column in (first + i for i in range(count)):
                 for step in range(unrolled):
@@ -310,3 +315,45 @@ class LlvmTiles:
         first, behind = tirx.max(0, -top), tirx.min(rows, self.source.layout.height - top)
         counter = tir.var("window_row")
         return tirx.For(counter, first, behind - first, tirx.ForKind.SERIAL, one_row(counter))
+
+    def _groups(
+        self,
+        place: TileAt,
+        accumulators: list[list[tir.Local]],
+        block: tir.Expr,
+        weights: tir.Expr,
+        row: tir.Expr,
+        first: tir.Expr,
+        count: int,
+    ) -> tir.Stmt:
+        """Add what `count` columns of the window contribute, from `first` on, of groups side by
+        side. The i-th channel of each is spread over the lanes of its results, once for all results
+        whose windows it is in."""
+        shape, window = self.shape, self.tensors.window
+        lanes, channels = shape.lanes, shape.in_block
+        uses: dict[int, list[tuple[int, int]]] = {}
+        for i in range(count):
+            for r in self._pixels_inside(place, first + i):
+                at = r * window.stride[1] + i * window.dilation[1]
+                uses.setdefault(at, []).append((r, i))
+        names = tir.Names()
+        for channel in range(channels):
+            those = [
+                names.bind(
+                    "w",
+                    self._wide(self.weights, [weights + (i * channels + channel) * lanes], lanes),
+                )
+                for i in range(count)
+            ]
+            own = [tir.integer(lane // channels * channels + channel) for lane in range(lanes)]
+            for _at, results in sorted(uses.items()):
+                r, i = results[0]
+                pixel = self.tensors.input(place, r, row, first + i)
+                value = self._wide(
+                    self.source.buffer, self.source.at(place.in_plane + block, *pixel), lanes
+                )
+                spread = names.bind("x", tirx.Shuffle([value], own))
+                for r, i in results:
+                    total = accumulators[r][0]
+                    names.add(total.set(total.get() + spread * those[i]))
+        return names.done()

@@ -32,6 +32,9 @@ class Shape:
 
     `last_lanes` channels of the last input block hold something. A step of the reduction takes `kr`
     of a block's channels; where a block has no multiple of that, the last step has weights of zero.
+
+    Of `side_by_side` groups, if more than one, each has `in_block` of the channels of one block in
+    memory, and as many of a block of results.
     """
 
     groups: int
@@ -43,6 +46,7 @@ class Shape:
     kernel: tuple[int, int]
     element: Element
     kr: int = 1
+    side_by_side: int = 1
 
     @classmethod
     def of(cls, weight: np.ndarray, source: Blocked, output: Blocked, kr: int = 1) -> Shape:
@@ -59,6 +63,23 @@ class Shape:
             kernel=(rows, columns),
             element=source.element,
             kr=kr,
+        )
+
+    @classmethod
+    def of_groups_in_blocks(cls, weight: np.ndarray, source: Blocked, output: Blocked) -> Shape:
+        """That of weights [groups, out, in, rows, columns] of which each group's results are one
+        block: those of several groups, each of `in` channels, that are read as one block, too."""
+        groups, _, ins, rows, columns = weight.shape
+        return cls(
+            groups=groups,
+            in_blocks=1,
+            in_block=ins,
+            last_lanes=ins,
+            out_blocks=1,
+            lanes=output.block,
+            kernel=(rows, columns),
+            element=source.element,
+            side_by_side=source.block // ins,
         )
 
     @property
