@@ -34,6 +34,13 @@ def _in_groups(
     return weight is not None and list(weight[:2]) != [groups, 1]
 
 
+def _scatters_extremes(
+    node: Any, attributes: Mapping[str, Any], _shapes: Mapping[str, Sequence[int]]
+) -> bool:
+    scatters = node.op_type in ("ScatterElements", "ScatterND")
+    return scatters and attributes.get("reduction") in (b"min", b"max")
+
+
 def _to_integers(
     node: Any, attributes: Mapping[str, Any], _shapes: Mapping[str, Sequence[int]]
 ) -> bool:
@@ -164,6 +171,14 @@ MEANINGS: Sequence[Meaning] = (
         onnxruntime="NaN or a number, depending on the position of the NaN",
         taken="NaN, as in PyTorch and numpy",
         of_nan=_any_of("ReduceMax", "ReduceMin", "MaxPool", "GlobalMaxPool"),
+    ),
+    Meaning(
+        operator="ScatterElements, ScatterND",
+        form="min or max as the reduction, a NaN among the elements",
+        onnx=_NO_WORD,
+        onnxruntime="NaN of the updates stays, NaN of the data does not",
+        taken="NaN, as in PyTorch and numpy",
+        of_nan=_scatters_extremes,
     ),
     Meaning(
         operator="TopK",

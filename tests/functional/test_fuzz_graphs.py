@@ -301,6 +301,30 @@ def test_all_nan_are_one_value(tmp_path: Path) -> None:
     assert graphs.judge(case, tmp_path).verdict == "chosen"
 
 
+@pytest.mark.parametrize("operator", ["ScatterElements", "ScatterND"])
+@pytest.mark.parametrize("reduction", ["min", "max"])
+def test_an_extremum_of_what_is_scattered_is_nan(
+    operator: str, reduction: str, tmp_path: Path
+) -> None:
+    """As numpy has it; onnxruntime forgets a NaN of the data."""
+    data, updates = np.array([[np.nan, np.nan, 1, 1, 5], [1, np.nan, np.nan, 0, 9]], "float32")
+    s = sketch.Sketch(0, 18)
+    places = np.arange(5).reshape((5, 1) if operator == "ScatterND" else (5,))
+    s.op(operator, s.input(data), s.const(places), s.input(updates), reduction=reduction)
+    model = s.model()
+    (made,) = _outputs(model, s.data(), tmp_path)
+    numpys = np.minimum if reduction == "min" else np.maximum
+    np.testing.assert_array_equal(made, numpys(data, updates))
+    case = graphs.Drawn(
+        name="x",
+        model=model,
+        given=s.data(),
+        due=sketch.run_by_onnxruntime(model, graphs.names(model, s.data())) or [],
+        chosen=graphs.behind_choices(model, s.values),
+    )
+    assert graphs.judge(case, tmp_path).verdict == "chosen"
+
+
 def test_what_a_model_rounds_at_its_end_stays_rounded(tmp_path: Path) -> None:
     """Beside an operator on integers, too, between which numbers are not rounded."""
     for dtype in ("float32", "float16"):
