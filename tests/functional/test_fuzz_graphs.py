@@ -265,6 +265,22 @@ def test_integers_beyond_their_type_are_chosen_and_others_are_not() -> None:
     assert chosen & {small, far, squares, total, floats} == {far, squares}
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_comparison_of_what_was_rounded_is_chosen_on_its_edge(dtype: str) -> None:
+    s = sketch.Sketch(0, 17)
+    small = s.input(np.array([0.0003, 2], dtype))
+    large = s.input(np.array([0.9, 2], dtype))
+    below, apart = s.op("Sin", small)[0], s.op("Sin", large)[0]
+    s.op("LessOrEqual", small, large)
+    (near,) = s.op("LessOrEqual", small, below)
+    (far,) = s.op("Less", large, apart)
+    (zeros,) = s.op("Equal", *(s.op("Sub", x, x)[0] for x in (small, large)))
+    if dtype == "float32":
+        s.values[below] = np.nextafter(s.values[small], np.float32(1))
+    chosen = graphs.behind_choices(s.model(), s.values)
+    assert chosen & {near, far, zeros} == {near}
+
+
 def test_groups_of_a_transposed_convolution_have_their_own_bias(tmp_path: Path) -> None:
     """In float64, which onnxruntime has no kernel for, of a model whose output has no shape; onnx's
     reference gives each group the first one's."""

@@ -89,9 +89,11 @@ def behind_choices(
     model: onnx.ModelProto, values: Mapping[str, np.ndarray], *, by_reference: bool = False
 ) -> frozenset[str]:
     """The tensors of a graph that follow from a NaN, an infinity or an integer that is too large,
-    where the table of choices has a row for it; or, of a model that onnxruntime does not run, from
-    what onnx's reference reads otherwise than is compiled."""
+    where the table of choices has a row for it; from a comparison of floats on its edge; or, of a
+    model that onnxruntime does not run, from what onnx's reference reads otherwise than is
+    compiled."""
     found: set[str] = set()
+    made = {name for node in model.graph.node for name in node.output}
     for node in model.graph.node:
         given = [values[name] for name in node.input if name in values]
         if (
@@ -99,6 +101,7 @@ def behind_choices(
             or (not all(map(_is_finite, given)) and choices_of_nan(model, node))
             or (by_reference and (departures(model, node) or _is_wrong_in_reference(node)))
             or _is_too_large(node.op_type, given)
+            or _is_on_an_edge(node, values, made)
         ):
             found.update(node.output)
     return frozenset(found)
@@ -109,6 +112,25 @@ def _is_wrong_in_reference(node: onnx.NodeProto) -> bool:
     Conv's, onnxruntime and PyTorch."""
     groups = [item.i for item in node.attribute if item.name == "group"]
     return node.op_type == "ConvTranspose" and len(node.input) > 2 and groups not in ([], [1])
+
+
+_COMPARISONS = frozenset(("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"))
+
+
+def _is_on_an_edge(node: onnx.NodeProto, values: Mapping[str, np.ndarray], made: set[str]) -> bool:
+    """Whether a comparison is of floats that differ in their last bits only, so that it tells how
+    they were rounded. Halves may be equal that are not in float32, in which both are computed."""
+    if node.op_type not in _COMPARISONS or not made.intersection(node.input):
+        return False
+    a, b = (values[name] for name in node.input)
+    if a.dtype.kind != "f":
+        return False
+    halves = a.dtype == np.float16
+    largest = np.maximum(np.abs(a), np.abs(b)).astype("float64")
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(a.astype("float64") - b.astype("float64"))
+    near = (apart <= 8 * np.finfo(a.dtype).eps * largest) & (largest > 0)
+    return bool((near & (halves | (apart > 0))).any())
 
 
 def _is_too_large(operator: str, given: Sequence[np.ndarray]) -> bool:
