@@ -289,6 +289,39 @@ def test_in_and_out_of_columns(tmp_path: Path, board: str, cpu: str) -> None:
     assert rules.count(LAYOUT) <= 4
 
 
+@every_target
+def test_what_a_convolution_reads_is_also_read_in_another_shape(
+    tmp_path: Path, board: str, cpu: str
+) -> None:
+    """An input or a computed tensor of few channels stays in the model's own layout if a
+    convolution reads it: as an image or as a sequence, which others read as the other one."""
+    net, cases = Builder(), {}
+    # The input and how else it is read, each with a window.
+    forms = {
+        "sequence": ((1, 3, 21), (3,), (1, 3, 21, 1), (3, 1)),
+        "column": ((1, 2, 19, 1), (3, 1), (1, 2, 19), (3,)),
+        "row": ((1, 3, 1, 21), (1, 3), (1, 3, 21), (3,)),
+        "batch": ((2, 1, 1, 17), (1, 3), (2, 1, 17), (3,)),
+    }
+    shapes = {}
+    for name, (shape, window, other, other_window) in forms.items():
+        for number in range(4):
+            given = f"{name} {number}"
+            shapes[given] = shape
+            value = net.op("Neg", given) if number % 2 else given
+            seen = net.op("Reshape", value, net.const(list(other), "int64"))
+            read, size = (seen, other_window) if number < 2 else (value, window)
+            pads = [extent // 2 for extent in size] * 2
+            made = net.op("Conv", read, net.weight(5, shape[1], *size), pads=pads)
+            total = net.op("ReduceSum", made, keepdims=0)
+            cases |= {f"{given} sum": net.op("Add", seen, total), f"{given} seen": seen}
+    model = save_cases(tmp_path / "model.onnx", net, shapes, cases)
+    random = np.random.default_rng(0)
+    inputs = [random.normal(size=shape).astype("float32") for shape in shapes.values()]
+    _, got = compile_and_run(model, inputs, board, cpu, tmp_path)
+    assert not wrong_outputs(model, inputs, got)
+
+
 def _layers(path: Path, net: Builder, shape: tuple[int, ...], result: str) -> list[tuple[str, str]]:
     """The (rule, operator) of each kernel of a model of one input on this machine."""
     model = load_model(ModelSpec(path=save_cases(path, net, {"x": shape}, {"y": result})))

@@ -300,7 +300,7 @@ class _Planner:
             return self._plain(value)
         if root in self.blocked:
             layout = self.placement.layouts[root]
-            if _same_bytes(layout):
+            if layout.planar or _same_bytes(layout):
                 made = self._add(ViewStep(source=self.blocked[root], shape=shape))
             else:
                 made = self._unpacked(root, shape, shown=shape)
