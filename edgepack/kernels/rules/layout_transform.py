@@ -285,6 +285,7 @@ def unpack(
     layout: Blocked, shape: tuple[int, ...], cpu: CpuModel, *, channels_last: bool = False
 ) -> LayerKernel:
     """Blocked -> NCHW, NCL or rows of channels; with `channels_last` NHWC or NLC."""
+    assert not layout.planar, layout
     plain = tir.buffer("target", shape, layout.element.accumulator)
     tensors = _both(plain, Image("source", layout), channels_last)
     body = tensors.over(cpu, _Unpacking(tensors=tensors))
