@@ -6,7 +6,7 @@ more exact; a model's inputs and outputs stay what they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -40,11 +40,13 @@ def widen(proto: onnx.ModelProto) -> onnx.ModelProto:
         for node in walk_nodes(graph)
         if node.op_type == "Cast" and any(item.i == _HALF for item in node.attribute)
     }
+    halves = _of_halves(wide, "Unique")
     _bound_clips(wide)
     for item, field in _types(graph):
         if getattr(item, field) == _HALF:
             _widen(item, field)
     _round_casts(graph, rounding)
+    _round_inputs(graph, halves)
     for value in (*inputs, *outputs):
         _set_type(value, _HALF)
     taken = {name for node in walk_nodes(graph) for name in (*node.input, *node.output)}
@@ -115,6 +117,30 @@ def _round_casts(graph: onnx.GraphProto, names: set[str]) -> None:
         for attribute in node.attribute:
             for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
                 _round_casts(inner, names)
+    copied = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copied)
+
+
+def _of_halves(proto: onnx.ModelProto, operator: str) -> frozenset[str]:
+    """The first results of an operator's nodes, of those that are float16."""
+    made = [node.output[0] for node in proto.graph.node if node.op_type == operator]
+    if not made:
+        return frozenset()
+    types = GraphIndex(infer_shapes(proto).graph).types
+    return frozenset(name for name in made if types.get(name) == _HALF)
+
+
+def _round_inputs(graph: onnx.GraphProto, results: Collection[str]) -> None:
+    """Round what the nodes with these results read: two halves that are equal are one value."""
+    nodes = []
+    for node in graph.node:
+        if node.output[0] in results:
+            rounded, wide = (f"{node.output[0]}/{word}" for word in ("rounded", "rounded/float32"))
+            nodes.append(_cast(node.input[0], rounded, _HALF))
+            nodes.append(_cast(rounded, wide, _SINGLE))
+            node.input[0] = wide
+        nodes.append(node)
     copied = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(copied)

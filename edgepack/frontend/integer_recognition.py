@@ -320,8 +320,10 @@ class Recognition:
 
     def _unrounded(self, node: onnx.NodeProto) -> tuple[str, list[Array]] | None:
         """For a DequantizeLinear of what was a number before: that, and where integers end. None
-        for an output of the model, which is what the model says."""
-        if node.op_type != "DequantizeLinear" or self._is_output(node.output[0]):
+        for an output of the model, which is what the model says, and for integers that are one."""
+        if node.op_type != "DequantizeLinear" or any(
+            map(self._is_output, (node.input[0], node.output[0]))
+        ):
             return None
         made, maker = self.integers(node, node.input[0]), self.makers.get(node.input[0])
         if made is None or maker is None or maker.op_type != "QuantizeLinear":

@@ -360,6 +360,41 @@ def test_what_a_model_rounds_at_its_end_stays_rounded(tmp_path: Path) -> None:
         assert made.verdict == "same", made.why
 
 
+@pytest.mark.parametrize("visible", [True, False])
+def test_a_pair_between_numbers_rounds_if_its_integers_are_an_output(
+    visible: bool, tmp_path: Path
+) -> None:
+    """Beside an operator on integers; if they are none, the numbers stay as they are."""
+    s = sketch.Sketch(0, 19)
+    data, steps = PIXELS.astype("uint8"), [s.const(np.float32(0.03)), s.const(np.uint8(3))]
+    weights = np.arange(36).reshape(2, 2, 3, 3).astype("int8")
+    narrow = [s.const(np.float32(0.2)), s.const(np.int8(0))]
+    s.op("QLinearConv", s.input(data), *steps, s.const(weights), *narrow, *steps)
+    real = s.op("Neg", s.input(REAL.astype("float32")))[0]
+    (integers,) = s.op("QuantizeLinear", real, *narrow)
+    (number,) = s.op("DequantizeLinear", integers, *narrow)
+    (end,) = s.op("Div", number, s.const(np.float32(3)))
+    model = s.model()
+    keep = [value for value in model.graph.output if value.name != integers]
+    del model.graph.output[:]
+    info = onnx.helper.make_tensor_value_info(integers, onnx.TensorProto.INT8, REAL.shape)
+    model.graph.output.extend([*keep, info] if visible else keep)
+    due = [s.values[value.name] for value in model.graph.output]
+    chosen = graphs.behind_choices(model, s.values)
+    assert chosen == (frozenset() if visible else {number, end})
+    case = graphs.Drawn(name="x", model=model, given=s.data(), due=due, chosen=chosen)
+    assert graphs.judge(case, tmp_path).verdict == ("same" if visible else "chosen")
+
+
+def test_halves_that_are_equal_are_one_value(tmp_path: Path) -> None:
+    values = np.linspace(0.5, 1, 3000, dtype="float32").astype("float16")
+    s = sketch.Sketch(0, 19)
+    s.op("Unique", s.op("Sin", s.input(values))[0])
+    model = s.model()
+    made = _outputs(model, s.data(), tmp_path)[0]
+    assert len(made) == len(np.unique(made)) < 2048
+
+
 def test_what_the_reference_reads_otherwise_is_chosen(tmp_path: Path) -> None:
     """Of a model that onnxruntime does not run."""
     s = sketch.Sketch(0, 19)

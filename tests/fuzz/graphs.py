@@ -102,6 +102,7 @@ def behind_choices(
             or (by_reference and (departures(model, node) or _is_wrong_in_reference(node)))
             or _is_too_large(node.op_type, given)
             or _is_on_an_edge(node, values, made)
+            or _is_left_unrounded(node, model)
         ):
             found.update(node.output)
     return frozenset(found)
@@ -112,6 +113,18 @@ def _is_wrong_in_reference(node: onnx.NodeProto) -> bool:
     Conv's, onnxruntime and PyTorch."""
     groups = [item.i for item in node.attribute if item.name == "group"]
     return node.op_type == "ConvTranspose" and len(node.input) > 2 and groups not in ([], [1])
+
+
+def _is_left_unrounded(node: onnx.NodeProto, model: onnx.ModelProto) -> bool:
+    """Whether a DequantizeLinear is of a QuantizeLinear's integers, beside operators on integers:
+    numbers between others are not rounded there (docs/guides/precision.md)."""
+    nodes = model.graph.node
+    quantised = {name for it in nodes if it.op_type == "QuantizeLinear" for name in it.output}
+    return (
+        node.op_type == "DequantizeLinear"
+        and node.input[0] in quantised.difference(value.name for value in model.graph.output)
+        and any(it.op_type.startswith("QLinear") for it in nodes)
+    )
 
 
 _COMPARISONS = frozenset(("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"))
