@@ -33,7 +33,7 @@ def matrix(
     axis, of tf_crop_and_resize, have weights of zero.
     """
     made = np.zeros((out, size))
-    positions = _positions(form.coordinates, size, out, scale, region)
+    positions = _positions(form, size, out, scale, region)
     outside = np.zeros(out, bool)
     if form.coordinates == "tf_crop_and_resize":
         outside = (positions < 0) | (positions > size - 1)
@@ -52,14 +52,14 @@ def matrix(
 
 
 def _positions(
-    coordinates: str, size: int, out: int, scale: float, region: tuple[float, float]
+    form: Form, size: int, out: int, scale: float, region: tuple[float, float]
 ) -> np.ndarray:
     """Where each result lies on the axis that is resized."""
-    x = np.arange(out, dtype="float64")
-    # The size before it was rounded down.
-    wide = scale * size
+    # The nearest element in float32, as onnxruntime and PyTorch have it: 2 / (2 / 3) is 3 there,
+    # but not with the float32 nearest to 2 / 3 in float64.
+    x = np.arange(out, dtype="float32" if form.mode == "nearest" else "float64")
     start, end = region
-    match coordinates:
+    match form.coordinates:
         case "align_corners":
             return x * 0 if out == 1 else x * (size - 1) / (out - 1)
         case "asymmetric":
@@ -71,7 +71,9 @@ def _positions(
         case "pytorch_half_pixel" if out == 1:
             return x * 0
         case "half_pixel_symmetric":
-            return size / 2 * (1 - out / wide) + (x + 0.5) / scale - 0.5
+            # From the middle, which is exact: onnx has size / 2 * (1 - out / (scale * size))
+            # + (x + 0.5) / scale - 0.5.
+            return (x + (1 - out) / 2) / scale + (size - 1) / 2
     return (x + 0.5) / scale - 0.5
 
 

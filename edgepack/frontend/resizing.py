@@ -52,7 +52,9 @@ def emit_resize(
         raise UnsupportedFormError("its scales, sizes or region are not constants")
     region, scales, sizes = _of_all_axes(known, shape, attributes)
     coordinates = attributes.get("coordinate_transformation_mode", b"half_pixel").decode()
-    out = sizes.tolist() if sizes.size else np.floor(scales * np.array(shape)).astype(int).tolist()
+    # In float32, as onnx infers it: 9 * (5 / 3) is 15 there.
+    wide = scales.astype("float32") * np.array(shape, "float32") if scales.size else sizes
+    out = np.floor(wide).astype(int).tolist()
     if out == shape and coordinates != "tf_crop_and_resize":
         # Whatever the scales are: onnxruntime does the same.
         return data

@@ -88,6 +88,20 @@ MEANINGS: Sequence[Meaning] = (
         applies=_by_result,
     ),
     Meaning(
+        operator="Resize",
+        form="nearest by half_pixel_symmetric, a position between two elements or on one",
+        onnx="that element",
+        onnxruntime="that or the next one: its float32 position is a little off",
+        taken=ONNX,
+    ),
+    Meaning(
+        operator="ReduceLogSumExp",
+        form="integers (before opset 28)",
+        onnx=_NO_WORD,
+        onnxruntime="each step is cut to an integer",
+        taken="the result is cut to an integer",
+    ),
+    Meaning(
         operator="Resize, Upsample",
         form="integers, in mode linear or cubic",
         onnx="does not define the rounding",

@@ -198,6 +198,29 @@ def test_the_ends_of_sizes(tmp_path: Path) -> None:
     assert not wrong_outputs(model, inputs, got)
 
 
+def test_positions_on_the_edge_of_an_element(tmp_path: Path) -> None:
+    """9 * (5 / 3) and 2 / (2 / 3) are whole in float32, though 5 / 3 and 2 / 3 are not there."""
+    net, cases, inputs = Builder(), {}, {}
+    modes = ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")
+    for size in (5, 9, 13):
+        inputs[f"{size}"] = (2, size)
+        for scale in (1 / 3, 2 / 3, 5 / 3, 0.7, 1.7, 2.3, 0.5, 4.0):
+            scales = net.const([1, scale], "float32")
+            symmetric = ("half_pixel_symmetric",) if scale in (0.5, 4.0) else ()
+            for mode, of in itertools.product(modes, ("asymmetric", "half_pixel", *symmetric)):
+                cases[f"{size} by {scale:.2f} {mode} {of}"] = net.op(
+                    *("Resize", f"{size}", "", scales),
+                    coordinate_transformation_mode=of,
+                    mode="nearest",
+                    nearest_mode=mode,
+                )
+    model = save_cases(tmp_path / "model.onnx", net, inputs, cases, opset=19)
+    random = np.random.default_rng(0)
+    given = [random.normal(size=shape).astype("float32") for shape in inputs.values()]
+    _, got = compile_and_run(model, given, "local", "native", tmp_path)
+    assert not wrong_outputs(model, given, got)
+
+
 @every_target
 def test_sequences_and_volumes(tmp_path: Path, board: str, cpu: str) -> None:
     check(tmp_path, board, cpu, seed=31, count=4, axes=(1, 3))

@@ -324,6 +324,8 @@ def _arg(s: Sketch) -> Any:
 def _softmax(s: Sketch) -> Any:
     x = s.tensor(FLOATS, least=1)
     axis = _axis(s, _rank(s, x)) if s.chance(0.7) else None
+    if axis is None and s.opset < 13 and _rank(s, x) == 1:
+        axis = 0  # their own is 1
     name = s.one_of("Softmax", "LogSoftmax", "Softmax", "Hardmax")
     if name == "Hardmax" and s.opset < 13 and s.values[x].dtype != np.float32:
         name = "Softmax"  # onnxruntime has none, and onnx's reference that of opset 13

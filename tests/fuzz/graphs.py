@@ -103,6 +103,7 @@ def behind_choices(
             or _is_too_large(node.op_type, given)
             or _is_on_an_edge(node, values, made)
             or _is_left_unrounded(node, model)
+            or _is_read_otherwise(node, given)
         ):
             found.update(node.output)
     return frozenset(found)
@@ -113,6 +114,14 @@ def _is_wrong_in_reference(node: onnx.NodeProto) -> bool:
     Conv's, onnxruntime and PyTorch."""
     groups = [item.i for item in node.attribute if item.name == "group"]
     return node.op_type == "ConvTranspose" and len(node.input) > 2 and groups not in ([], [1])
+
+
+def _is_read_otherwise(node: onnx.NodeProto, given: Sequence[np.ndarray]) -> bool:
+    """Whether the table of choices has a row for a node whatever its elements are."""
+    attributes = [item.s for item in node.attribute]
+    if node.op_type == "Resize":
+        return b"half_pixel_symmetric" in attributes and not {b"linear", b"cubic"} & {*attributes}
+    return node.op_type == "ReduceLogSumExp" and given[0].dtype.kind in "iu"
 
 
 def _is_left_unrounded(node: onnx.NodeProto, model: onnx.ModelProto) -> bool:
