@@ -304,6 +304,7 @@ def _asked_of_devices() -> dict[str, Any]:
                     may={"valid_until": _or_null(_TEXT)},
                 )
             ),
+            "processor": {"enum": ["gpu", "cpu", None]},
             "drift": _or_null(_list(_record(Drift))),
             "lock": _or_null(_record(Holder)),
         },

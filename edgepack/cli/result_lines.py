@@ -332,6 +332,8 @@ def status_lines(
             f"compared  {one_line(current.compared or 'not recorded', limit=_COMPARED_LETTERS)}",
             "tested    " + (_health(current.health, emulated) if current.health else "no"),
         ]
+    if status.processor:
+        lines.append(f"runs on   the {status.processor.upper()}")
     lines += [f"drift     {_drift(one, current)}" for one in status.drift if one.level > 0]
     if status.previous:
         lines.append(f"previous  {_release(status.previous)}")

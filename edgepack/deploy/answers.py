@@ -287,7 +287,9 @@ class Drift:
 class Status:
     """The result of `edgepack-device status`. `pending` is the release that is being tested.
     `newest` is None if no release was ever current, or if the device tool is too old. `source`
-    is the source of the current release's model, if it was requested and is recorded."""
+    is the source of the current release's model, if it was requested and is recorded.
+    `processor`, "gpu" or "cpu", is None if the model has no plan for a GPU, or if the app does not
+    say (`--metrics` of its service)."""
 
     tool: str
     current: Release | None
@@ -298,6 +300,7 @@ class Status:
     pending: str | None
     signers: tuple[str, ...]
     newest: Newest | None = None
+    processor: str | None = None
     drift: tuple[Drift, ...] = ()
     lock: Holder | None
     source: ModelSource | None = None
@@ -325,6 +328,7 @@ class Status:
                     valid_until=it.text_or_none("valid_until"),
                 ),
             ),
+            processor=_processor(answer),
             drift=_parts_or_none(answer, "drift", Drift.read),
             lock=answer.part("lock", Holder.read),
             document=answer.document,
@@ -339,12 +343,20 @@ class Status:
                 "source": self.source,
                 "since": f"{current.since} by {current.by}" if current else None,
                 "signer": current.signer if current else None,
+                "runs on": self.processor and self.processor.upper(),
                 "smoke test": current.health.outcome if current and current.health else None,
                 "before": self.previous.release if self.previous else None,
                 "being tested": self.pending,
             }
         )
         return page.embed_parts(said)
+
+
+def _processor(answer: Answer) -> str | None:
+    found = answer.text_or_none("processor")
+    if found not in (None, "gpu", "cpu"):
+        raise answer.fail("processor", f"{found!r} is neither gpu nor cpu")
+    return found
 
 
 def _parts_or_none(answer: Answer, key: str, read: Callable[[Answer], T]) -> tuple[T, ...]:

@@ -70,6 +70,12 @@ def test_the_exporter_of_a_fleet(
     assert f"classes differ much from the release's photos since {drift['classes'].since}" in (
         pi.run(f"{ROOT}/bin/edgepack-device status").stdout
     )
+    # What the app adds if its model has a plan for a GPU.
+    pi.run("cd told; cp app.prom kept; echo edgepack_on_gpu 1 >>app.prom")
+    assert remote_tool.status(pi, ROOT).processor == "gpu"
+    assert "\nruns on the GPU\n" in pi.run(f"{ROOT}/bin/edgepack-device status").stdout
+    pi.run("cd told; mv kept app.prom; touch app.prom")
+    assert remote_tool.status(pi, ROOT).processor is None
     pi.close()
 
     fleet = tmp_path / "fleet.toml"

@@ -149,6 +149,7 @@ std::optional<AppMetrics> ReadAppMetrics(const std::string& path, const std::str
     return std::nullopt;
   }
   if (content.empty() || content.back() != '\n') return std::nullopt;
+  bool of_release = false;
   std::string_view rest = content;
   while (!rest.empty()) {
     const std::string_view line = rest.substr(0, rest.find('\n'));
@@ -166,6 +167,8 @@ std::optional<AppMetrics> ReadAppMetrics(const std::string& path, const std::str
       continue;
     }
     AddDrift(*series, release, &metrics.drift);
+    if (name == "edgepack_app_info") of_release = ValueOf(*series, "release") == release;
+    if (name == "edgepack_on_gpu") metrics.on_gpu = series->value == 1;
     metrics.text.append(name).append("{");
     if (ValueOf(*series, "model").empty()) {
       metrics.text += Label("model", model);
@@ -174,6 +177,7 @@ std::optional<AppMetrics> ReadAppMetrics(const std::string& path, const std::str
     metrics.text.append(series->labels).append("} ");
     metrics.text.append(line.substr(line.rfind(' ') + 1)).append("\n");
   }
+  if (!of_release) metrics.on_gpu.reset();
   return metrics;
 }
 

@@ -16,12 +16,16 @@ struct DriftSignal {
   std::int64_t since = 0;  ///< seconds since 1970
 };
 
+/// An app whose file is older has stopped, or hangs. It is written every 10 s.
+constexpr std::int64_t kFreshS = 60;
+
 /// The file that edgepack-run --metrics writes. Its account need not be the releases' owner's: it
 /// is read as anybody's, with bounds.
 struct AppMetrics {
   std::int64_t written_at = 0;  ///< seconds since 1970
   std::string text;             ///< series of the app, and nothing else; each with the model's name
   std::vector<DriftSignal> drift;  ///< of the release that was asked for
+  std::optional<bool> on_gpu;      ///< of that release, if its model has a plan for a GPU
 };
 
 /// What the arguments of a release's service give as --metrics; nothing if they do not.

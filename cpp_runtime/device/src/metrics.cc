@@ -14,9 +14,6 @@
 namespace edgepack::device {
 namespace {
 
-/// An app whose file is older has stopped, or hangs. It is written every 10 s.
-constexpr std::int64_t kFreshS = 60;
-
 /// "2026-01-31T12:00:00Z" as seconds since 1970; nothing if it is none.
 std::optional<std::int64_t> SecondsOf(const std::string& time) {
   const std::optional<std::time_t> seconds = ParseTime(time);

@@ -152,23 +152,32 @@ void WritePending(const std::optional<Pending>& pending, JsonWriter* json) {
   json->Key("attempts").Int(pending->attempts).Key("by").String(pending->by).EndObject();
 }
 
-/// What the app says of its input, if its release has monitor.json and a service that says so.
-std::optional<std::vector<DriftSignal>> FindDrift(const Site& site) {
+/// What the app of the current release says, if its service has it say that. A file that is no
+/// longer written does not tell the processor; input that differed did so.
+AppMetrics FindApp(const Site& site) {
   const std::optional<std::string> file = MetricsFileOf(site);
   const std::optional<std::string> current = site.releases.Named(kCurrent);
-  if (!file || !current) return std::nullopt;
+  if (!file || !current) return {};
   std::optional<AppMetrics> app = ReadAppMetrics(*file, "", *current);
-  if (!app || app->drift.empty()) return std::nullopt;
-  return std::move(app->drift);
+  if (!app) return {};
+  if (std::time(nullptr) - app->written_at > kFreshS) app->on_gpu.reset();
+  return std::move(*app);
 }
 
-void WriteDrift(const std::optional<std::vector<DriftSignal>>& drift, JsonWriter* json) {
-  if (!drift) {
+void WriteApp(const AppMetrics& app, JsonWriter* json) {
+  json->Key("processor");
+  if (app.on_gpu) {
+    json->String(*app.on_gpu ? "gpu" : "cpu");
+  } else {
+    json->Null();
+  }
+  json->Key("drift");
+  if (app.drift.empty()) {
     json->Null();
     return;
   }
   json->BeginArray();
-  for (const DriftSignal& signal : *drift) {
+  for (const DriftSignal& signal : app.drift) {
     json->BeginObject().Key("signal").String(signal.name).Key("level").Int(signal.level);
     json->Key("since");
     if (signal.level > 0) {
@@ -181,10 +190,10 @@ void WriteDrift(const std::optional<std::vector<DriftSignal>>& drift, JsonWriter
   json->EndArray();
 }
 
-std::string DriftText(const Site& site) {
-  const std::optional<std::vector<DriftSignal>> drift = FindDrift(site);
+std::string AppText(const AppMetrics& app) {
   std::string text;
-  for (const DriftSignal& signal : drift.value_or(std::vector<DriftSignal>())) {
+  if (app.on_gpu) text += *app.on_gpu ? "runs on the GPU\n" : "runs on the CPU\n";
+  for (const DriftSignal& signal : app.drift) {
     if (signal.level == 0) continue;
     text += signal.name + (signal.name == "brightness" ? " differs" : " differ") +
             (signal.level > 1 ? " much" : "") + " from the release's photos since " +
@@ -359,8 +368,7 @@ std::string StatusJson(const Site& site) {
   json.Key("signers");
   WriteSigners(site.trust, &json);
   WriteNewest(site, &json);
-  json.Key("drift");
-  WriteDrift(FindDrift(site), &json);
+  WriteApp(FindApp(site), &json);
   json.Key("lock");
   WriteLock(Lock::Look(site.root), &json);
   json.Key("problems").BeginArray();
@@ -376,7 +384,7 @@ std::string StatusText(const Site& site) {
   const Store::Total total = site.store.Sum();
   text += std::to_string(site.releases.Ids().size()) + " releases, " + std::to_string(total.blobs) +
           " blobs, " + std::to_string(total.bytes) + " bytes\n";
-  text += DriftText(site);
+  text += AppText(FindApp(site));
   if (const std::optional<Pending> pending = FindPending(site)) {
     text += "release " + pending->release + " is being tested\n";
   }

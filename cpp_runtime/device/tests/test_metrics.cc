@@ -166,6 +166,25 @@ TEST_CASE("how far input is from the photos is the current release's alone") {
   CHECK(read->drift[0].since == 1767600000);
 }
 
+TEST_CASE("which processor runs the model is the current release's alone") {
+  const TempFolder temp;
+  const std::string path = temp / "app.prom";
+  const std::string info = "edgepack_app_info{release=\"000000000001\"} 1\n";
+  const std::string on = "edgepack_on_gpu ";
+  for (const std::string& text : {info + on + "1\n", on + "1\n" + info}) {
+    WriteFile(path, text);
+    CHECK(ReadAppMetrics(path, "", "000000000001")->on_gpu == true);
+    CHECK_FALSE(ReadAppMetrics(path, "", "000000000002")->on_gpu.has_value());
+  }
+  for (const char* value : {"0", "NaN", "-1"}) {
+    CAPTURE(value);
+    WriteFile(path, info + on + value + "\n");
+    CHECK(ReadAppMetrics(path, "", "000000000001")->on_gpu == false);
+  }
+  WriteFile(path, info);
+  CHECK_FALSE(ReadAppMetrics(path, "", "000000000001")->on_gpu.has_value());
+}
+
 TEST_CASE("a file for node_exporter, and a timer that writes it") {
   Device device;
   device.Install(TestBundle());
