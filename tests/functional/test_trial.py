@@ -214,6 +214,10 @@ def test_what_the_candidate_may(board: Board) -> None:
         assert os.sched_getscheduler(process) == os.SCHED_IDLE
         assert os.getpriority(os.PRIO_PROCESS, process) == 19
         assert Path(f"/proc/{process}/oom_score_adj").read_text() == "1000\n"
+        # All its memory is counted, of all its threads.
+        rollup = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+        (resident,) = (int(line.split()[1]) for line in rollup if line.startswith("Rss:"))
+        assert board.until(lambda it: it.peak_bytes >= resident * 1024).runs
         # Metrics name it, for who sees no more of the device.
         tool = [board.root / "bin/edgepack-device", "metrics", "--root", board.root]
         told = parse_exposition(subprocess.check_output(tool, text=True), "metrics").samples

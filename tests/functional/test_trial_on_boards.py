@@ -312,3 +312,5 @@ def test_a_trial_takes_the_memory_of_its_model(tmp_path: Path) -> None:
     assert model.params_bytes < beside.most("Pss", candidate) <= promised
     # The bar: all that runs for the trial, and what the app takes more.
     assert beside.most("Pss") - before.most("Pss") <= promised
+    # What the device says of it; this kernel's own count (VmHWM) is too small.
+    assert beside.most("Rss", candidate) <= done.peak_bytes <= promised

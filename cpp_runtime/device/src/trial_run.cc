@@ -263,16 +263,23 @@ class Candidate {
     return WIFEXITED(status) && WEXITSTATUS(status) == kNotConfined;
   }
 
-  /// The most memory it had; 0 if nobody can tell.
+  /// The most memory it had; 0 if nobody can tell. In `status` kernels leave out what threads have
+  /// not handed in yet, some megabytes each up to Linux 6.1 (proc(5)); in `smaps_rollup`, since
+  /// Linux 4.14, all of this moment is counted.
   [[nodiscard]] std::uint64_t PeakBytes() const {
-    const Fd fd = OpenPath("/proc/" + std::to_string(pid_) + "/status", O_RDONLY);
-    std::array<char, 4096> text = {};
-    if (!fd || read(fd.get(), text.data(), text.size() - 1) <= 0) return 0;
-    const char* const line = std::strstr(text.data(), "VmHWM:");
-    return line == nullptr ? 0 : std::strtoull(line + 6, nullptr, 10) * 1024;
+    return std::max(Kilobytes("status", "VmHWM:"), Kilobytes("smaps_rollup", "\nRss:")) * 1024;
   }
 
  private:
+  /// What follows `key` in one of its files below /proc; 0 if that cannot be read.
+  [[nodiscard]] std::uint64_t Kilobytes(const char* file, const std::string& key) const {
+    const Fd fd = OpenPath("/proc/" + std::to_string(pid_) + "/" + file, O_RDONLY);
+    std::array<char, 4096> text = {};
+    if (!fd || read(fd.get(), text.data(), text.size() - 1) <= 0) return 0;
+    const char* const line = std::strstr(text.data(), key.c_str());
+    return line == nullptr ? 0 : std::strtoull(line + key.size(), nullptr, 10);
+  }
+
   /// Its wait status; what has ended by itself keeps that.
   int End() {
     if (pid_ < 0) return status_;
