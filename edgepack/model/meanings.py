@@ -254,7 +254,7 @@ MEANINGS: Sequence[Meaning] = (
         form="groups of few channels, a NaN or an infinity among the elements",
         onnx="NaN or an infinity in the results of its group",
         onnxruntime=ONNX,
-        taken="NaN also in groups of the same vector",
+        taken="in many layers NaN also in other groups of the same vector",
         of_nan=_in_groups,
     ),
     Meaning(
