@@ -362,6 +362,7 @@ def test_a_trial_by_the_python_api(board: Board, tmp_path: Path) -> None:
             deployed.trial_pictures(picture)
 
         board.deploy("same", replace(RULES, seconds=600))
+        board.until(lambda it: it.latency_ratio is not None)
         os.kill(board.runner(), signal.SIGKILL)
         board.until(lambda it: it.interrupted)
         assert deployed.resume_trial().release == board.id("same")
