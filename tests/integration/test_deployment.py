@@ -250,7 +250,10 @@ def test_what_was_deployed_before_is_found_by_its_name(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     with edgepack.connect("local", name="tiny") as again:
-        assert again.status() == deployed.status()
+        # Not `now`, and what it is in.
+        one, other = again.status(), deployed.status()
+        assert (one.current, one.previous) == (other.current, other.previous)
+        assert one.current is not None
     with pytest.raises(UsageError, match="which deployed model"):
         edgepack.connect("local")
 
