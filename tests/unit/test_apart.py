@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import subprocess
@@ -97,7 +96,6 @@ def test_memory_and_time_have_limits() -> None:
 
 
 LEFT_OPEN = """
-import gc
 from edgepack.base.apart import Apart
 assert Apart().call(len, "four") == 4
 gc.collect()
