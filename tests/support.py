@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -99,3 +100,13 @@ def parent(pid: int) -> int | None:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except (FileNotFoundError, ProcessLookupError):
         return None
+
+
+def await_that(
+    done: Callable[[], bool], timeout_s: float = 30, why: Callable[[], str] = lambda: ""
+) -> None:
+    """Wait until `done()` is true; fail, for the reason `why()`, if it takes longer than that."""
+    deadline = time.monotonic() + timeout_s
+    while not done():
+        assert time.monotonic() < deadline, why()
+        time.sleep(0.05)

@@ -21,7 +21,7 @@ from edgepack.flow.sinks import fetch_mosquitto
 from edgepack.native.sinks import build_sinks
 from tests.brokers import Subscriber, broker, password_file
 from tests.sinks_program import counted
-from tests.support import free_port
+from tests.support import await_that, free_port
 
 pytestmark = pytest.mark.slow
 
@@ -129,15 +129,6 @@ class Running:
 
     def await_metric(self, name: str, least: int, timeout_s: float = 30) -> None:
         await_that(lambda: self.metrics.get(name, -1) >= least, timeout_s, lambda: self.log)
-
-
-def await_that(
-    done: Callable[[], bool], timeout_s: float = 30, why: Callable[[], str] = lambda: ""
-) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not done():
-        assert time.monotonic() < deadline, why()
-        time.sleep(0.05)
 
 
 @contextmanager
@@ -786,8 +777,9 @@ def test_lines_that_are_none_are_counted(program: Path, tmp_path: Path) -> None:
             sinks.await_metric("edgepack_sink_odd_lines_total", 3)
 
 
-# The kernel's side of its GPIO character device, as far as the program asks: where a kernel has
-# gpio-sim, its lines would do as well. TAKEN is a file that is there while somebody has the line.
+# The kernel's side of its GPIO character device, as far as the program asks: Debian's kernels have
+# no gpio-sim; `test_sinks_on_boards.py` has a real chip. TAKEN is a file that is there while
+# somebody has the line.
 CHIP = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -7,7 +7,7 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import cv2
@@ -18,6 +18,7 @@ from edgepack import virtual
 from edgepack.base.paths import data_file
 from edgepack.boards import get_board
 from edgepack.bundle.bundle import Bundle, open_bundle
+from edgepack.deploy import remote_service
 from edgepack.deploy.deploy import deploy_bundle
 from edgepack.flow.job import make_job, package_job
 from edgepack.flow.project import load_project
@@ -25,7 +26,7 @@ from edgepack.virtual import VirtualBoard
 from tests.boards import login, own_boards
 from tests.brokers import Subscriber, broker, password_file
 from tests.onnx_models import Builder
-from tests.support import free_port
+from tests.support import await_that, free_port
 
 pytestmark = pytest.mark.slow
 
@@ -34,6 +35,7 @@ ROOT = "/home/pi/edgepack/counter"
 PHOTOS, LATER, SECRET, RING, CLIPS = (
     f"/home/pi/{name}" for name in ("photos", "later", "secret", "ring", "clips")
 )
+LONGEST_S = 300.0
 CLIP = f'clip = {{ folder = "{CLIPS}", after_s = 0.1, frames_per_s = 30 }}'
 
 
@@ -55,6 +57,10 @@ def guide(port: int) -> str:
 
 
 def bundle_of(folder: Path, port: int) -> Bundle:
+    return package(folder, "counter", guide(port))
+
+
+def package(folder: Path, name: str, tables: str) -> Bundle:
     """A classifier of which class the brightest columns are: a person, on the left."""
     b = Builder()
     means = b.op("AveragePool", "x", kernel_shape=[8, 8], strides=[8, 8])
@@ -64,9 +70,9 @@ def bundle_of(folder: Path, port: int) -> Bundle:
     (folder / "means.onnx").write_bytes(model.SerializeToString())
     (folder / "labels.txt").write_text("person\ndog\ncar\nbird\n")
     (folder / "edgepack.toml").write_text(
-        '[project]\nname = "counter"\nmodel = "means.onnx"\nlabels = "labels.txt"\n'
+        f'[project]\nname = "{name}"\nmodel = "means.onnx"\nlabels = "labels.txt"\n'
         'board = "rasp3b"\nverify = false\n[preprocess]\n'
-        'resize = { mode = "exact", height = 8, width = 32 }\n' + guide(port)
+        'resize = { mode = "exact", height = 8, width = 32 }\n' + tables
     )
     return package_job(make_job(load_project(folder / "edgepack.toml")), folder / "bundle")
 
@@ -77,10 +83,10 @@ def cache() -> Iterator[None]:
         yield
 
 
-def _raw(path: Path) -> Path:
-    """A frame (RGB) with a person."""
+def _raw(path: Path, *, at: int = 0) -> Path:
+    """A frame (RGB) that is bright from column `at` on: with a person, or a dog at 8."""
     image = np.zeros((8, 32, 3), np.uint8)
-    image[:, :8] = 200
+    image[:, at : at + 8] = 200
     path.write_bytes(image.tobytes())
     return path
 
@@ -162,3 +168,54 @@ def test_people_are_counted_by_the_guide(tmp_path: Path) -> None:
     picture = cv2.imread(str(tmp_path / "clip.jpg"))
     assert picture.shape == (8, 32, 3)
     assert picture.max() > 150
+
+
+GPIO_UNIT, PIPE = "edgepack-relay", "/run/camera/frames"
+
+
+def test_a_line_of_a_real_gpio_chip(tmp_path: Path) -> None:
+    """qemu's machine has a PL061, which Debian's kernel drives: eight lines that lead nowhere."""
+    words = ["--frames", "rgb24", "--size", "32x8", "--from", PIPE]
+    rule = '[[when]]\nname = "{}"\nclass = "person"\nscore = 0.5\nevery_s = 0\ngpio = {{ {} }}\n'
+    tables = f"[service]\nargs = {json.dumps(words)}\n" + "".join(
+        rule.format(name, f"line = {line}, pulse_s = 2{more}")
+        for name, line, more in (("relay", 5, ""), ("low", 6, ", active_low = true"), ("no", 8, ""))
+    )
+    bundle = package(tmp_path, "relay", tables)
+    root = "/home/pi/edgepack/relay"
+    with ExitStack() as stack:
+        board = virtual.up(get_board("rasp3b"), name="relay", kind="system", init="systemd")
+        admin = stack.enter_context(closing(login(board, "root")))
+        pi = stack.enter_context(closing(login(board, "pi")))
+        # As a udev rule of Raspberry Pi OS has it.
+        admin.run("groupadd -f gpio; usermod -aG gpio pi; chgrp gpio /dev/gpiochip0")
+        admin.run(f"chmod 660 /dev/gpiochip0; mkdir -p {PIPE.rpartition('/')[0]}; mkfifo {PIPE}")
+        admin.run(f"chmod 644 {PIPE}; mount -t debugfs none /sys/kernel/debug || true")
+        pi.put(_raw(tmp_path / "person"), "person")
+        pi.put(_raw(tmp_path / "nobody", at=8), "nobody")
+        pi.run("cp nobody frame")
+        deploy_bundle(bundle, pi, root)
+        remote_service.install(admin, root)
+        admin.run(
+            f"sh -c 'while :; do cat /home/pi/frame; sleep 0.2; done' >{PIPE} 2>/dev/null "
+            "</dev/null & echo $! >/run/feeder"
+        )
+
+        def lines() -> list[str]:
+            """Of lines that are taken: their consumers, directions and levels."""
+            told = admin.run("cat /sys/kernel/debug/gpio").stdout
+            return [" ".join(line.split()) for line in told.splitlines() if "edgepack" in line]
+
+        def levels() -> list[str]:
+            return [re.findall(r"out (hi|lo)", line)[0] for line in lines()]
+
+        await_that(lambda: levels() == ["lo", "hi"], LONGEST_S)
+        pi.run("cp person new; mv new frame")
+        await_that(lambda: levels() == ["hi", "lo"], LONGEST_S)
+        pi.run("cp nobody new; mv new frame")
+        await_that(lambda: levels() == ["lo", "hi"], LONGEST_S)
+        log = admin.run(f"journalctl -q -o cat -u {GPIO_UNIT}").stdout
+        assert "/dev/gpiochip0 line 8: the chip has 8 lines, from 0 on" in log
+        # Lines are let go with the service.
+        admin.run(f"systemctl stop {GPIO_UNIT}; kill $(cat /run/feeder)")
+        assert lines() == []

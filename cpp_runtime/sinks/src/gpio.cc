@@ -13,6 +13,17 @@ namespace {
 
 constexpr std::string_view kConsumer = "edgepack";
 
+/// Why a line was not given. Both a line that the chip does not have and a request that the kernel
+/// does not know are EINVAL.
+std::string Refusal(const Fd& chip, std::uint32_t line, int error) {
+  gpiochip_info info = {};
+  if (error == EBUSY) return "another program has it";
+  if (ioctl(chip.get(), GPIO_GET_CHIPINFO_IOCTL, &info) != 0) return "is no GPIO chip";
+  if (line >= info.lines) return "the chip has " + std::to_string(info.lines) + " lines, from 0 on";
+  if (error == EINVAL || error == ENOTTY) return "this kernel is too old, 5.10 is needed";
+  return std::strerror(error);
+}
+
 }  // namespace
 
 std::string GpioLine::Take() {
@@ -26,7 +37,7 @@ std::string GpioLine::Take() {
   request.config.flags =
       GPIO_V2_LINE_FLAG_OUTPUT | (config_.active_low ? GPIO_V2_LINE_FLAG_ACTIVE_LOW : 0U);
   if (ioctl(chip.get(), GPIO_V2_GET_LINE_IOCTL, &request) != 0) {
-    return where + ": " + (errno == EBUSY ? "another program has it" : std::strerror(errno));
+    return where + ": " + Refusal(chip, config_.line, errno);
   }
   line_ = Fd(request.fd);
   return "";
