@@ -281,6 +281,25 @@ def test_a_comparison_of_what_was_rounded_is_chosen_on_its_edge(dtype: str) -> N
     assert chosen & {near, far, zeros} == {near}
 
 
+def test_an_order_of_what_was_rounded_is_chosen_where_it_is_near() -> None:
+    s = sketch.Sketch(0, 17)
+    given = s.input(np.array([[1, 2, 2, 0, 0], [4, 5, 6, 0, 0]], "float32"))
+    (same,) = s.op("Abs", given)
+    (near,) = s.op("Mul", same, given)
+    s.values[near] = s.values[near].copy()
+    s.values[near][0, 2] = np.nextafter(np.float32(4), np.float32(5))
+    count = s.const(np.array([2]))
+    # Equal ones keep their order, whoever computes them; an input's are nobody's to round.
+    s.op("TopK", same, count, outputs=2)
+    s.op("TopK", given, count, outputs=2)
+    s.op("ArgMax", near, axis=0)
+    _, places = s.op("TopK", near, count, outputs=2)
+    (first,) = s.op("ArgMax", near, axis=1)
+    (last,) = s.op("ArgMin", near, axis=-1)
+    chosen = graphs.behind_choices(s.model(), s.values)
+    assert chosen == {places, first, last}
+
+
 def test_groups_of_a_transposed_convolution_have_their_own_bias(tmp_path: Path) -> None:
     """In float64, which onnxruntime has no kernel for, of a model whose output has no shape; onnx's
     reference gives each group the first one's."""

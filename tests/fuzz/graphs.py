@@ -89,9 +89,9 @@ def behind_choices(
     model: onnx.ModelProto, values: Mapping[str, np.ndarray], *, by_reference: bool = False
 ) -> frozenset[str]:
     """The tensors of a graph that follow from a NaN, an infinity or an integer that is too large,
-    where the table of choices has a row for it; from a comparison of floats on its edge; or, of a
-    model that onnxruntime does not run, from what onnx's reference reads otherwise than is
-    compiled."""
+    where the table of choices has a row for it; from a comparison or an order of floats that differ
+    in their last bits; or, of a model that onnxruntime does not run, from what onnx's reference
+    reads otherwise than is compiled."""
     found: set[str] = set()
     made = {name for node in model.graph.node for name in node.output}
     for node in model.graph.node:
@@ -101,11 +101,13 @@ def behind_choices(
             or (not all(map(_is_finite, given)) and choices_of_nan(model, node))
             or (by_reference and (departures(model, node) or _is_wrong_in_reference(node)))
             or _is_too_large(node.op_type, given)
-            or _is_on_an_edge(node, values, made)
             or _is_left_unrounded(node, model)
             or _is_read_otherwise(node, given)
         ):
             found.update(node.output)
+        elif _is_on_an_edge(node, values, made):
+            # What TopK takes differs in its last bits as well, which is no other value.
+            found.update(node.output[1:] or node.output)
     return frozenset(found)
 
 
@@ -139,12 +141,29 @@ def _is_left_unrounded(node: onnx.NodeProto, model: onnx.ModelProto) -> bool:
 _COMPARISONS = frozenset(("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"))
 
 
+_RANKED = frozenset(("ArgMax", "ArgMin", "TopK"))
+
+
 def _is_on_an_edge(node: onnx.NodeProto, values: Mapping[str, np.ndarray], made: set[str]) -> bool:
-    """Whether a comparison is of floats that differ in their last bits only, so that it tells how
-    they were rounded. Halves may be equal that are not in float32, in which both are computed."""
-    if node.op_type not in _COMPARISONS or not made.intersection(node.input):
+    """Whether a comparison, or an order, is of floats that differ in their last bits only, so that
+    it tells how they were rounded."""
+    if not made.intersection(node.input):
         return False
-    a, b = (values[name] for name in node.input)
+    if node.op_type in _COMPARISONS:
+        a, b = (values[name] for name in node.input)
+        return _differ_in_last_bits(a, b)
+    if node.op_type in _RANKED and values[node.input[0]].ndim:
+        axis = next((item.i for item in node.attribute if item.name == "axis"), None)
+        default = -1 if node.op_type == "TopK" else 0
+        ordered = np.sort(values[node.input[0]], axis=default if axis is None else axis)
+        ordered = np.moveaxis(ordered, default if axis is None else axis, 0)
+        return _differ_in_last_bits(ordered[:-1], ordered[1:])
+    return False
+
+
+def _differ_in_last_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether any pair of floats does. Halves may be equal that are not in float32, in which both
+    are computed."""
     if a.dtype.kind != "f":
         return False
     halves = a.dtype == np.float16
