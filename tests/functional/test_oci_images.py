@@ -189,6 +189,28 @@ def test_policies_of_podman_and_skopeo_take_what_was_signed(
             pull(name, key, ARM64)
 
 
+def test_cosign_takes_what_was_signed(
+    where: str, keys: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    """Of cosign 2, from Debian trixie; as the guide says, without a transparency log."""
+    root = unpacked("cosign", ["cosign"], suite="trixie", arch="amd64")
+    cosign = [root / "usr/bin/cosign", "verify", "--insecure-ignore-tlog", "--output", "json"]
+    private, public, other = keys
+    name = f"{where}/shop/cosigned:1"
+    signed = publish(bundles(tmp_path / "1", version=1), name, private)
+    for address in (signed.address, *signed.images.values()):
+        here, digest = address.removeprefix("oci://"), address.rpartition("@")[2]
+        said = json.loads(run([*cosign, "--key", public, here]).stdout)
+        assert [one["critical"]["image"]["docker-manifest-digest"] for one in said] == [digest]
+        with pytest.raises(ToolchainError, match="no matching signatures"):
+            run([*cosign, "--key", other, here])
+    run([*cosign, "--key", public, name])
+    # What somebody puts under the name without the key.
+    publish(bundles(tmp_path / "2", version=2), name)
+    with pytest.raises(ToolchainError, match="no signatures found"):
+        run([*cosign, "--key", public, name])
+
+
 def test_what_cannot_be_published(
     where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
