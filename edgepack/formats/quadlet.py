@@ -24,6 +24,8 @@ _RESTART = {"always": "always", "on-failure": "on-failure", "never": "no"}
 _PLAIN = re.compile(r"/[A-Za-z0-9._+@/-]*")
 # The unit has failed if its test has not passed by then: also one that pulls a large image.
 _START_S = 900
+# The app, and its test beside it in the same container.
+_APPS = 2
 
 
 def file_name(manifest: Manifest) -> str:
@@ -121,6 +123,6 @@ def _reach(touched: Access) -> list[str]:
 
 
 def _limits(service: Service) -> list[str]:
-    return (
-        [] if service.memory_mb is None else [f"PodmanArgs=--memory={service.memory_mb * 10**6}b"]
-    )
+    if service.memory_mb is None:
+        return []
+    return [f"PodmanArgs=--memory={_APPS * service.memory_mb * 10**6}b"]

@@ -272,7 +272,7 @@ def test_podman_s_quadlet_reads_the_unit(
         " --group-add 44 ",
         " -v /var/lib/photos:/var/lib/photos:ro ",
         " --network none ",
-        " --memory=64000000b ",
+        " --memory=128000000b ",  # the app, and its test beside it
         " --read-only ",
         " --cap-drop all ",
     ):
