@@ -22,8 +22,9 @@ from edgepack.bundle.service_access import Access
 _GROUPS = {"dialout": 20, "video": 44}
 _RESTART = {"always": "always", "on-failure": "on-failure", "never": "no"}
 _PLAIN = re.compile(r"/[A-Za-z0-9._+@/-]*")
-# The unit has failed if its test has not passed by then: also one that pulls a large image.
-_START_S = 900
+# What a start takes besides its test, on slow devices; podman adds what pulling takes. Of podman
+# 5.4, only systemd's limit ends a test that hangs.
+_START_S = 300
 # The app, and its test beside it in the same container.
 _APPS = 2
 
@@ -64,10 +65,12 @@ def unit(bundles: Sequence[Manifest], image: str) -> str:
             hint="publish a package for apt, or deploy it",
         )
     test = json.dumps([f"/edgepack/{APP}", "--golden"])
+    timeout_s = max(one.health.timeout_s for one in bundles)
     lines = [
         f"# Of `edgepack publish oci`: put it into /etc/containers/systemd/{file_name(manifest)}",
         "[Unit]",
         f"Description=edgepack: {manifest.name}",
+        "StartLimitIntervalSec=0",
         "",
         "[Container]",
         f"Image={image}",
@@ -76,7 +79,7 @@ def unit(bundles: Sequence[Manifest], image: str) -> str:
         "# The smoke test: until it has passed in the container, the unit has not started.",
         f"HealthCmd={test}",
         "HealthInterval=1h",
-        f"HealthTimeout={manifest.health.timeout_s:.0f}s",
+        f"HealthTimeout={timeout_s:.0f}s",
         "HealthRetries=1",
         "HealthOnFailure=kill",
         "Notify=healthy",
@@ -88,7 +91,8 @@ def unit(bundles: Sequence[Manifest], image: str) -> str:
         "",
         "[Service]",
         f"Restart={_RESTART[service.restart]}",
-        f"TimeoutStartSec={_START_S}",
+        "RestartSec=2",
+        f"TimeoutStartSec={_START_S + timeout_s:.0f}",
         *([f"RuntimeDirectory={' '.join(touched.runtime)}"] if touched.runtime else []),
         "",
         "[Install]",

@@ -17,6 +17,7 @@ from edgepack.base.errors import ToolchainError, UsageError
 from edgepack.base.process import run
 from edgepack.boards import get_board
 from edgepack.bundle.bundle import Bundle
+from edgepack.bundle.manifest import Health
 from edgepack.bundle.service import Service
 from edgepack.cli import main
 from edgepack.formats import quadlet, registry
@@ -278,6 +279,21 @@ def test_podman_s_quadlet_reads_the_unit(
     ):
         assert words in f"{start} ", (words, start)
     assert "Restart=always" in done.stdout
+    # However often it fails, it is started again; so it is when its camera comes back.
+    assert "StartLimitIntervalSec=0" in done.stdout
+
+
+def test_a_start_has_time_for_the_slowest_board_s_test(tmp_path: Path) -> None:
+    quick, slow = (
+        small_bundle(
+            tmp_path / board, board=board, service=SERVICE, health=Health(timeout_s=limit_s)
+        ).manifest
+        for board, limit_s in ((ARM64, 60.0), (ARMV7, 1800.0))
+    )
+    lines = quadlet.unit([quick, slow], "registry.example/shop/x:1").splitlines()
+    assert "HealthTimeout=1800s" in lines
+    (limit,) = (line.partition("=")[2] for line in lines if line.startswith("TimeoutStartSec="))
+    assert 1800 < int(limit) < 3600
 
 
 def test_paths_that_a_unit_cannot_name(tmp_path: Path) -> None:
