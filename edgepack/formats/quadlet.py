@@ -3,7 +3,8 @@
 `podman auto-update` takes what the image's name stands for in the registry and restarts the unit.
 That has started once the golden test has passed in the container (`Notify=healthy`); if it does
 not, podman goes back to the image before: https://docs.podman.io (podman-systemd.unit,
-podman-auto-update).
+podman-auto-update). It does so only within that update, so the unit has a name for the image that
+passed last, and goes back to it by itself when an update was cut in the middle of its test.
 """
 
 from __future__ import annotations
@@ -66,6 +67,9 @@ def unit(bundles: Sequence[Manifest], image: str) -> str:
         )
     test = json.dumps([f"/edgepack/{APP}", "--golden"])
     timeout_s = max(one.health.timeout_s for one in bundles)
+    container = f"edgepack-{manifest.name}"
+    # Engines look for a name with this host on no other machine.
+    tested = f"localhost/{image.partition('/')[2]}"
     lines = [
         f"# Of `edgepack publish oci`: put it into /etc/containers/systemd/{file_name(manifest)}",
         "[Unit]",
@@ -74,7 +78,7 @@ def unit(bundles: Sequence[Manifest], image: str) -> str:
         "",
         "[Container]",
         f"Image={image}",
-        f"ContainerName=edgepack-{manifest.name}",
+        f"ContainerName={container}",
         "AutoUpdate=registry",
         "# The smoke test: until it has passed in the container, the unit has not started.",
         f"HealthCmd={test}",
@@ -93,6 +97,11 @@ def unit(bundles: Sequence[Manifest], image: str) -> str:
         f"Restart={_RESTART[service.restart]}",
         "RestartSec=2",
         f"TimeoutStartSec={_START_S + timeout_s:.0f}",
+        "# podman goes back only while it updates. After a power cut meanwhile, this does:",
+        "# what has passed the test gets a name of its own, and what fails gives way to it.",
+        "ExecStartPost=-/bin/sh -c "
+        f"'podman tag $$(podman inspect -f {{{{.Image}}}} {container}) {tested}'",
+        f"ExecStopPost=-/bin/sh -c '[ $$SERVICE_RESULT = success ] || podman tag {tested} {image}'",
         *([f"RuntimeDirectory={' '.join(touched.runtime)}"] if touched.runtime else []),
         "",
         "[Install]",
