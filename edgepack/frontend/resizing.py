@@ -52,8 +52,8 @@ def emit_resize(
         raise UnsupportedFormError("its scales, sizes or region are not constants")
     region, scales, sizes = _of_all_axes(known, shape, attributes)
     coordinates = attributes.get("coordinate_transformation_mode", b"half_pixel").decode()
-    # In float32, as onnx infers it: 9 * (5 / 3) is 15 there.
-    wide = scales.astype("float32") * np.array(shape, "float32") if scales.size else sizes
+    # Of scales in float32, as onnx infers it: 9 * (5 / 3) is 15 there.
+    wide = sizes if sizes.size else scales.astype("float32") * np.array(shape, "float32")
     out = np.floor(wide).astype(int).tolist()
     if out == shape and coordinates != "tf_crop_and_resize":
         # Whatever the scales are: onnxruntime does the same.

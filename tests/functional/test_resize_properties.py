@@ -7,8 +7,10 @@ target and runs it there. The long form draws many more.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -218,6 +220,37 @@ def test_positions_on_the_edge_of_an_element(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     given = [random.normal(size=shape).astype("float32") for shape in inputs.values()]
     _, got = compile_and_run(model, given, "local", "native", tmp_path)
+    assert not wrong_outputs(model, given, got)
+
+
+def test_an_aspect_ratio_is_kept_by_rounded_sizes(tmp_path: Path) -> None:
+    """Halfway up, as ONNX has it: 3 rows become 5 where 2 columns become 3."""
+    net, cases, due, inputs = Builder(), {}, {}, {}
+    for (height, width), size in {
+        (3, 2): (9, 3),
+        (2, 3): (3, 12),
+        (5, 7): (8, 6),
+        (4, 5): (7, 13),
+        (6, 4): (4, 4),
+    }.items():
+        inputs[value := f"{height}x{width}"] = (1, 2, height, width)
+        sizes = net.const(list(size), "int64")
+        for policy, mode in itertools.product(("not_larger", "not_smaller"), ("nearest", "linear")):
+            name = f"{value} {policy} {size} {mode}"
+            cases[name] = net.op(
+                *("Resize", value, "", "", sizes),
+                axes=[2, 3],
+                keep_aspect_ratio_policy=policy,
+                mode=mode,
+            )
+            ratios = [Fraction(to, of) for to, of in zip(size, (height, width), strict=True)]
+            scale = min(ratios) if policy == "not_larger" else max(ratios)
+            due[name] = tuple(math.floor(scale * of + Fraction(1, 2)) for of in (height, width))
+    model = save_cases(tmp_path / "model.onnx", net, inputs, cases, opset=19)
+    random = np.random.default_rng(0)
+    given = [random.normal(size=shape).astype("float32") for shape in inputs.values()]
+    _, got = compile_and_run(model, given, "local", "native", tmp_path)
+    assert [value.shape[2:] for value in got] == list(due.values())
     assert not wrong_outputs(model, given, got)
 
 
