@@ -329,6 +329,7 @@ def test_a_branch_for_no_rows(name: str) -> None:
         ),
         (lambda b, x: b.op("Split", x, axis=0, outputs=["one", "other"]), "its parts along axis 0"),
         (lambda b, x: b.op("Tile", x, b.const([2, 1])), "it repeats axis 0"),
+        (lambda b, x: b.op("Squeeze", x), "without axes, and whether axis 0 is 1 long depends"),
         (lambda b, x: b.op("LayerNormalization", x, b.weight(6, 4), axis=0), "mixes the elements"),
     ],
 )

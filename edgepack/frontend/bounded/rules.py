@@ -92,8 +92,12 @@ def squeeze(graph: Graph, node: onnx.NodeProto) -> None:
     data = node.input[0]
     rank, axes = graph.rank(data), graph.axes.get(data, {})
     given = graph.fixed(node, 1, "axes")
+    if not given and axes:
+        raise UnsupportedFormError(
+            f"without axes, and whether axis {min(axes)} is 1 long depends on the data"
+        )
     gone = {axis % rank for axis in given} if given else set()
-    gone = gone or {axis for axis, n in enumerate(graph.shape(data)) if n == 1 and axis not in axes}
+    gone = gone or {axis for axis, n in enumerate(graph.shape(data)) if n == 1}
     left = [axis for axis in range(rank) if axis not in gone]
     sizes = {to: axes[axis] for to, axis in enumerate(left) if axis in axes}
     made = graph.reshape(data, [graph.shape(data)[axis] for axis in left], out=node.output[0])
