@@ -32,6 +32,12 @@ class Gpu:
     threads: int
     shared_kb: int
 
+    @property
+    def has_tensor_cores(self) -> bool:
+        """Whether it has NVIDIA's of compute capability 8.0 or later: for m16n8k16, and TF32."""
+        found = re.fullmatch(r"sm_(\d+)a?", self.arch)
+        return self.api == "cuda" and found is not None and int(found[1]) >= 80
+
 
 def read_gpu(table: Table) -> Gpu:
     """The profile in a table of boards.toml. Raises ConfigError."""

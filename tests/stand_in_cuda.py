@@ -35,6 +35,9 @@ _ASSEMBLY = {
     'asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));': (
         "bits = __builtin_bit_cast(ushort, (_Float16)value);"
     ),
+    'asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));': (
+        "bits = (__builtin_bit_cast(uint, value) + 0x1000u) & 0xffffe000u;"
+    ),
 }
 _KERNEL = re.compile(
     r"^(?:KERNEL\(\d+\)|extern \"C\" __global__ void __launch_bounds__\(\d+\)) (\w+)\(", re.M

@@ -69,7 +69,7 @@ TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 _RELEASE = re.compile(r"[0-9a-f]{12}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _STATIC = "static"
-_PRECISIONS = ("float32", "float16", "int8")
+_PRECISIONS = ("float32", "float16", "tf32", "int8")
 _GLIBC = re.compile(r"[0-9]+\.[0-9]+")
 
 
@@ -124,9 +124,9 @@ class Quantization:
 class SourceModel:
     """The ONNX model the bundle was made from, and the memory it takes at run time.
 
-    `precision` is what it was compiled to, "float32", "float16", or "int8" of a quantised model, of
-    which some layers may be in float; in the file the key is left out for the first. `quantized` is
-    there for int8 only.
+    `precision` is what it was compiled to, "float32", "float16", "tf32", or "int8" of a quantised
+    model, of which some layers may be in float; in the file the key is left out for the first.
+    `quantized` is there for int8 only.
     """
 
     file: str

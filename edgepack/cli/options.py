@@ -231,7 +231,8 @@ def add_job(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--precision",
         choices=PRECISIONS,
-        help="type of the weights and, where the CPU can, of the arithmetic (default: float32)",
+        help="type of the weights and, where the CPU can, of the arithmetic (default: float32); "
+        "tf32 is for NVIDIA's GPUs",
     )
     group.add_argument(
         "--quantized",

@@ -60,7 +60,7 @@ from edgepack.flow.stages import (
 )
 from edgepack.flow.tolerances import golden_tolerance, tolerance_of
 from edgepack.flow.verify import check_tells, make_cases, verify
-from edgepack.frontend.precision import COMPUTE, FULL, Precision
+from edgepack.frontend.precision import COMPUTE, FULL, PRECISIONS, TF32, Precision
 from edgepack.gate import gate
 from edgepack.gpus import Gpu, find_local
 from edgepack.kernels.choices import maker
@@ -127,6 +127,7 @@ def make_job(project: Project) -> Job:
     toolchain = select(board, project.toolchain)
     model = read_model(spec_of(project))
     check_model(model)
+    _check_precision(project)
     _check_exact(project, model)
     read_quantization(model)
     preprocess = project.preprocess
@@ -298,6 +299,16 @@ def _bounded(job: Job) -> frozenset[str]:
     return frozenset([*job.project.bounded, *([photo] if photo else [])])
 
 
+def _check_precision(project: Project) -> None:
+    """Raise ConfigError for a precision that the processor does not have."""
+    if project.precision == TF32 and project.compute == COMPUTE[0]:
+        raise ConfigError(
+            f"{project.origins['precision']}: {TF32} is for NVIDIA's GPUs, and the CPU runs the "
+            "model",
+            hint="--compute gpu, or another precision: " + ", ".join(PRECISIONS[:2]),
+        )
+
+
 def _check_exact(project: Project, model: LoadedModel) -> None:
     """Raise ConfigError if a layer that is to be exact is none of the model's nodes, or a bounded
     input none of its inputs."""
@@ -334,8 +345,8 @@ def job_inputs(job: Job) -> list[Array]:
 def gpu_of(job: Job) -> Gpu | None:
     """The GPU that runs the model; None if the CPU does.
 
-    Raises `NoGpuError` for a board that has none in its profile, and UsageError for programs that
-    cannot open its driver.
+    Raises `NoGpuError` for a board that has none in its profile, or none that the precision is for,
+    and UsageError for programs that cannot open its driver.
     """
     if job.project.compute == COMPUTE[0]:
         return None
@@ -353,6 +364,12 @@ def gpu_of(job: Job) -> Gpu | None:
             "a program that needs no C library cannot open the driver of a GPU",
             hint="--no-static, or --compute cpu",
         )
+    if job.project.precision == TF32 and not gpu.has_tensor_cores:
+        raise NoGpuError(
+            f"{job.project.origins['precision']}: {gpu.device} ({gpu.arch or gpu.api}) has no "
+            "TF32, which NVIDIA's GPUs have from sm_80 on",
+            hint="--precision float16 or float32",
+        )
     return gpu
 
 
@@ -361,7 +378,8 @@ def cpu_job(job: Job) -> Job | None:
     to be none."""
     if job.project.compute != COMPUTE[-1]:
         return None
-    return replace(job, project=replace(job.project, compute=COMPUTE[0]))
+    precision = FULL.name if job.project.precision == TF32 else job.project.precision
+    return replace(job, project=replace(job.project, compute=COMPUTE[0], precision=precision))
 
 
 class NoClassesError(ConfigError):

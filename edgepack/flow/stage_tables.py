@@ -150,7 +150,7 @@ def _take_stage(table: Table) -> Stage:
         turned_by=_take_turned_by(table),
         scores=table.take_choice("scores", _SCORES, "softmax"),
         tolerance=tolerance,
-        precision=table.take_choice("precision", PRECISIONS, "float32"),
+        precision=table.take_choice("precision", PRECISIONS[:2], "float32"),
         shapes=_take_shapes(table),
         states=_take_states(table),
         preprocess=_take_preprocess(table),

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy as np
 
-PRECISIONS = ("float32", "float16")
+TF32 = "tf32"
+PRECISIONS = ("float32", "float16", TF32)
 # What is done of a quantised model's layers on integers: those that are faster so, all that can be,
 # or none.
 QUANTIZED = ("auto", "int8", "float")
@@ -29,7 +30,7 @@ LEAST_WINOGRAD_DB = 45.0
 @dataclass(frozen=True, kw_only=True)
 class Precision:
     """What weights and images are stored in, and computed in where the CPU can: one of
-    `PRECISIONS`.
+    `PRECISIONS`. With "tf32" NVIDIA's GPUs multiply float32 rounded to 11 bits, and nothing else.
 
     A CPU without half-precision arithmetic computes in float32, and of "float16" has weights
     only. `samples` are inputs of the model, on which is found which ONNX nodes have to stay
@@ -64,6 +65,11 @@ class Precision:
     def is_half(self) -> bool:
         """Whether some of it is to be half precision."""
         return self.name == "float16"
+
+    @property
+    def is_tf32(self) -> bool:
+        """Whether a GPU may round what it multiplies to TF32."""
+        return self.name == TF32
 
 
 FULL = Precision()

@@ -259,9 +259,14 @@ def test_half_precision_stores_halves_and_computes_in_float32(opencl: Gpu, tmp_p
         assert np.abs(exact - other).max() / np.abs(other).max() < 1e-5 < error < 5e-3
 
 
-def test_tensor_cores(opencl: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def with_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels for them, by a macro in the place of their instruction that does the same."""
-    monkeypatch.setattr(tensor_cores, "has_them", lambda _: True)
+    monkeypatch.setattr(Gpu, "has_tensor_cores", True)
+
+
+@pytest.mark.usefixtures("with_tensor_cores")
+def test_tensor_cores(opencl: Gpu, tmp_path: Path) -> None:
     b = Builder(seed=9)
     x = b.op("Relu", b.conv("x", 3, 40, strides=[2, 2]))
     y = b.op("Add", b.conv(b.conv(x, 40, 72, kernel=1), 72, 40), x)
@@ -278,6 +283,50 @@ def test_tensor_cores(opencl: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert text.count("MMA(sum") == 6
     (got,) = _run(half, [x], 1)
     assert np.abs(got - due).max() / np.abs(due).max() < 2e-3
+
+
+@pytest.mark.usefixtures("with_tensor_cores")
+def test_tensor_cores_of_tf32(opencl: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # pocl takes minutes to compile the macro for large ones.
+    monkeypatch.setattr(tensor_cores, "TILES", tensor_cores.TILES[-1:])
+    b = Builder(seed=9)
+    x = b.op("Relu", b.conv("x", 3, 12, strides=[2, 2]))
+    y = b.op("Add", b.conv(x, 12, 12, kernel=5, group=2, pads=[2, 2, 2, 2]), x)
+    y = b.op("ConvTranspose", y, b.weight(12, 17, 3, 3), b.weight(17), strides=[2, 2])
+    b.op("Relu", b.conv(y, 17, 18, dilations=[2, 2], pads=[2, 2, 2, 2]), outputs=["y"])
+    path = b.save(tmp_path / "model.onnx", {"x": [2, 3, 11, 14]}, {"y": None})
+    x = np.random.default_rng(1).normal(size=(2, 3, 11, 14)).astype("float32")
+    (due,) = _reference(path, {"x": x})
+    made = _bundle(path, opencl, tmp_path / "bundle", Precision(name="tf32"))
+    assert (made / "model/kernels.cl").read_text().count("MMA_TF32(sum") == 4
+    (got,) = _run(made, [x], 1)
+    # 11 bits of what is multiplied, all bits of what is added.
+    assert 1e-5 < np.abs(got - due).max() / np.abs(due).max() < 2e-3
+    assert [array.tobytes() for array in _run(made, [x], 1)] == [got.tobytes()]
+
+
+@pytest.mark.usefixtures("with_tensor_cores")
+def test_what_is_multiplied_is_rounded_to_tf32(opencl: Gpu, tmp_path: Path) -> None:
+    """To the nearest of 11 bits, halfway away from zero, as PTX has cvt.rna; nothing else is."""
+    b = Builder()
+    product = b.op("MatMul", "x", b.const(np.eye(20, 24, dtype="float32")))
+    b.op("Add", product, b.const(1 / 3, "float32"), outputs=["y"])
+    b.op("MatMul", b.const(np.eye(8, 16, dtype="float32")), "w", outputs=["z"])
+    shapes = {"x": [16, 20], "w": [16, 3]}
+    path = b.save(tmp_path / "model.onnx", shapes, {"y": [16, 24], "z": [8, 3]})
+    x, w = np.zeros((16, 20), "float32"), np.full((16, 3), 1 + 2.0**-20, "float32")
+    given = [1 + 2**-11, 1 + 2**-12, -1 - 2**-11, 1 + 3 * 2**-11, 2**-100 * (1 + 2**-11), 3e38]
+    due = [1 + 2**-10, 1, -1 - 2**-10, 1 + 2**-9, 2**-100 * (1 + 2**-10), 0]
+    # Between 3e38 and the TF32 next to it are 2^(127 - 10): the nearest multiple.
+    due[-1] = round(3e38 / 2**117) * 2**117
+    x[0, : len(given)] = given
+    made = _bundle(path, opencl, tmp_path / "bundle", Precision(name="tf32"))
+    y, z = _run(made, [x, w], 2)
+    expected = np.zeros((16, 24), "float32")
+    expected[0, : len(due)] = due
+    np.testing.assert_array_equal(y, expected + np.float32(1 / 3))
+    # No weight is constant here: such products are not rounded.
+    np.testing.assert_array_equal(z, w[:8])
 
 
 def test_tensors_may_be_called_by_numbers(opencl: Gpu, tmp_path: Path) -> None:
@@ -621,6 +670,13 @@ def test_what_no_gpu_computes_is_refused_by_name(
     assert "the profile of rasp3b has no GPU" in capsys.readouterr().err
     assert main([*words, "--board", "rk3399", "--static"]) == 2
     assert "cannot open the driver of a GPU" in capsys.readouterr().err
+    assert main([*words, "--board", "rk3399", "--precision", "tf32"]) == 2
+    assert "--precision: Mali-T860 (opencl) has no TF32" in capsys.readouterr().err
+    words = ["compile", str(model), "-o", str(tmp_path / "out"), "--precision", "tf32"]
+    assert main([*words, "--board", "rasp3b"]) == 2
+    said = capsys.readouterr().err
+    assert "--precision: tf32 is for NVIDIA's GPUs, and the CPU runs the model" in said
+    assert "--compute gpu, or another precision: float32, float16" in said
 
 
 def test_a_range_that_comes_at_run_time_is_refused_by_name(opencl: Gpu, tmp_path: Path) -> None:
@@ -683,6 +739,16 @@ def test_nvrtc_compiles_halves(arch: str, tmp_path: Path) -> None:
     assert "LOAD_HALF(x" in text
     # Those of older ones take other tiles.
     assert ("MMA(sum" in text) == (arch != "sm_72")
+    assert Nvrtc(find_nvrtc("12.2")).compile(text, arch).startswith(b"\x7fELF")
+
+
+@_NVRTC
+@pytest.mark.parametrize("arch", ["sm_72", "sm_80", "sm_87", "sm_90"])
+def test_nvrtc_compiles_tf32(arch: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(_halves(), path)
+    text = _cuda_text(path, Precision(name="tf32"), arch)
+    assert ("MMA_TF32(sum" in text) == (arch != "sm_72")
     assert Nvrtc(find_nvrtc("12.2")).compile(text, arch).startswith(b"\x7fELF")
 
 

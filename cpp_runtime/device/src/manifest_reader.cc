@@ -105,8 +105,9 @@ void ReadModel(JsonObject model, Manifest& manifest) {
   // Left out for float32.
   if (model.Has("precision")) {
     const std::string precision = model.String("precision");
-    if (precision != "float32" && precision != "float16" && precision != "int8") {
-      model.Fail("precision", "'" + precision + "' is not float32, float16 or int8");
+    if (precision != "float32" && precision != "float16" && precision != "tf32" &&
+        precision != "int8") {
+      model.Fail("precision", "'" + precision + "' is not float32, float16, tf32 or int8");
     }
   }
   if (model.Has("quantized")) CheckQuantized(model.Object("quantized"));

@@ -90,7 +90,8 @@ class ProductSite:
     """A layer of weights, its tensors and its GPU; operands are full images or a value a channel.
 
     A gated operator has a second input, float32 (N, C, 1, 1), that is multiplied into the image.
-    With `half_weights` weights are stored as halves, and computed with as float32.
+    With `half_weights` weights are stored as halves, and computed with as float32. `tf32`: what is
+    multiplied may be rounded to TF32, where the GPU has that.
     """
 
     operator: Convolution
@@ -101,6 +102,7 @@ class ProductSite:
     operands: tuple[PlainImage, ...]
     gpu: Gpu
     half_weights: bool = False
+    tf32: bool = False
 
 
 def takes(operator: Convolution) -> bool:

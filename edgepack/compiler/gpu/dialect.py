@@ -89,6 +89,18 @@ FUNCTION float4 half4_value(ushort4 bits) {
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"      \\
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                       \\
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(low), "r"(high))
+// Float32 of which the last 13 bits are zeros.
+FUNCTION uint tf32_bits(float value) {
+  uint bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+  return bits;
+}
+#define STORE_TF32(p, i, value) (p)[i] = tf32_bits(value)
+#define MMA_TF32(d, a, low, high)                                            \\
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "                  \\
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"      \\
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                       \\
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(low), "r"(high))
 #define LOAD_HALF(p, i) half_value((p)[i])
 #define STORE_HALF(p, i, value) (p)[i] = half_bits(value)
 """
@@ -142,23 +154,32 @@ FUNCTION double OVERLOADED fence(double x) {
 // offers it, but kernels written for them can be tried.
 #define STORE_LOADED(p, i, loaded) vstore_half_rte(loaded, i, (__local half*)(p))
 #define MMA_MEMORY(threads) __local uint mma_a[threads][4], mma_b[threads][2];
-#define MMA(d, a, low, high) {                                               \\
+#define MMA_OF(d, a, low, high, depth, product) {                            \\
     vstore4(a, 0, mma_a[THREAD]);                                            \\
     mma_b[THREAD][0] = low;                                                  \\
     mma_b[THREAD][1] = high;                                                 \\
     BARRIER();                                                               \\
     for (int e = 0; e < 4; ++e) {                                            \\
-      const int row_ = THREAD % 32 / 4, column_ = THREAD % 4 * 2 + e % 2;    \\
-      for (int k_ = 0; k_ < 16; ++k_) {                                      \\
-        const int from_ = THREAD / 32 * 32 + k_ % 8 / 2;                     \\
-        d[e] += vload_half((k_ / 8 * 2 + e / 2) * 2 + k_ % 2,                \\
-                           (const __local half*)mma_a[from_ + row_ * 4]) *   \\
-                vload_half(k_ / 8 * 2 + k_ % 2,                              \\
-                           (const __local half*)mma_b[from_ + column_ * 4]); \\
-      }                                                                      \\
+      const int warp_ = THREAD / 32 * 32, row_ = warp_ + THREAD % 32 / 4 * 4;\\
+      const int column_ = warp_ + (THREAD % 4 * 2 + e % 2) * 4;              \\
+      for (int k_ = 0; k_ < depth; ++k_) d[e] += product;                    \\
     }                                                                        \\
     BARRIER();                                                               \\
   }
+#define MMA(d, a, low, high)                                                 \\
+  MMA_OF(d, a, low, high, 16,                                                \\
+         vload_half((k_ / 8 * 2 + e / 2) * 2 + k_ % 2,                       \\
+                    (const __local half*)mma_a[row_ + k_ % 8 / 2]) *         \\
+         vload_half(k_ / 8 * 2 + k_ % 2,                                     \\
+                    (const __local half*)mma_b[column_ + k_ % 8 / 2]))
+#define MMA_TF32(d, a, low, high)                                            \\
+  MMA_OF(d, a, low, high, 8,                                                 \\
+         as_float(mma_a[row_ + k_ % 4][k_ / 4 * 2 + e / 2]) *                \\
+         as_float(mma_b[column_ + k_ % 4][k_ / 4]))
+FUNCTION uint tf32_bits(float value) {
+  return isnan(value) ? as_uint(value) : (as_uint(value) + 0x1000u) & 0xffffe000u;
+}
+#define STORE_TF32(p, i, value) (p)[i] = tf32_bits(value)
 #define LOAD_HALF(p, i) vload_half(i, p)
 #define STORE_HALF(p, i, value) vstore_half_rte(value, i, p)
 """

@@ -195,7 +195,11 @@ class _GpuEmitter:
         half_weights = self.precision.is_half and not self._exact(layer)
         product = self._product(layer, half_weights)
         return product or make_layer(
-            layer, self.gpu, lambda value: self._root(value) in self.halves, half_weights
+            layer,
+            self.gpu,
+            lambda value: self._root(value) in self.halves,
+            half_weights,
+            tf32=self.precision.is_tf32,
         )
 
     def _is_half(self, value: Value | relax.Expr) -> bool:
@@ -221,7 +225,8 @@ class _GpuEmitter:
         if weight is not None and weight.ndim == 2 and isinstance(left, Value):
             half = (self._is_half(left), self._is_half(layer.output))
             half_weights = half_weights and not misfit(weight)
-            return _of_rows(left, shape, weight, self.gpu, half, half_weights)
+            tf32 = self.precision.is_tf32
+            return _of_rows(left, shape, weight, self.gpu, half, half_weights, tf32=tf32)
         found = matrices.MatrixProduct.of(shape, shape_of(call.args[1]))
         if found is not None and self.halves:
             found = replace(
@@ -286,6 +291,8 @@ def _of_rows(
     gpu: Gpu,
     half: tuple[bool, bool],
     half_weights: bool,
+    *,
+    tf32: bool,
 ) -> LayerCode:
     """A product of rows with a constant: a 1x1 convolution of the pixels that they are; of the
     rows and the result there may be halves."""
@@ -310,6 +317,7 @@ def _of_rows(
         operands=(),
         gpu=gpu,
         half_weights=half_weights,
+        tf32=tf32,
     )
     kernel, constants, tile = _make_product(site)
     return LayerCode(
@@ -346,9 +354,15 @@ def _report(
 
 
 def make_layer(
-    layer: Layer, gpu: Gpu, is_half: Callable[[Value], bool], half_weights: bool
+    layer: Layer,
+    gpu: Gpu,
+    is_half: Callable[[Value], bool],
+    half_weights: bool,
+    *,
+    tf32: bool,
 ) -> LayerCode | None:
-    """The code of a layer; None if no rule takes it. `is_half` tells which tensors are halves."""
+    """The code of a layer; None if no rule takes it. `is_half` tells which tensors are halves,
+    `tf32` whether products may be of TF32."""
     operator = layer.operator
     if not epilogue.knows(layer.expression):
         return None
@@ -375,7 +389,7 @@ def make_layer(
         "operands": tuple(operands),
     }
     if is_product:
-        site = convolution.ProductSite(gpu=gpu, half_weights=half_weights, **tensors)
+        site = convolution.ProductSite(gpu=gpu, half_weights=half_weights, tf32=tf32, **tensors)
         kernel, constants, tile = _make_product(site)
     else:
         kernel, constants, tile = windows.make(windows.WindowSite(**tensors))

@@ -1,15 +1,15 @@
-"""Convolutions and products of halves on the tensor cores of NVIDIA's GPUs.
+"""Convolutions and products on the tensor cores of NVIDIA's GPUs, of halves or of TF32: float32
+whose last 13 bits are not looked at.
 
-A warp multiplies tiles of 16 x 16 weights and 16 x 8 pixels by one instruction, `mma.sync` of
-m16n8k16 with sums in float32 (PTX ISA, "Warp-level matrix instructions"). Weights lie in the order
-in which the threads of a warp hold them, and come from memory without a detour; pixels are gathered
-into shared memory, as in `convolution`.
+A warp multiplies tiles of 16 x 16 weights and 16 x 8 pixels by one instruction of halves,
+`mma.sync` of m16n8k16, or two of TF32, m16n8k8, with sums in float32 (PTX ISA, "Warp-level matrix
+instructions"). Weights lie in the order in which the threads of a warp hold them, and come from
+memory without a detour; pixels are gathered into shared memory, as in `convolution`.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,18 +24,13 @@ from edgepack.compiler.gpu.convolution import (
     phase_count,
     phase_size,
 )
-from edgepack.compiler.gpu.dialect import CUDA
 from edgepack.compiler.gpu.kernel import DeviceKernel, groups
-from edgepack.gpus import Gpu
 
-# The oldest architecture whose tensor cores take m16n8k16.
-_OLDEST = 80
 _WARP = 32
 # Rows and columns that one instruction makes.
 _ROWS, _COLUMNS = 16, 8
-# Words between two pixels in shared memory, of which eight hold the halves: an odd number, so that
-# what the threads of a warp store at a time lies in 32 banks.
-_STRIDE = DEPTH // 2 + 1
+# The bits of a float32 that TF32 has not.
+_LOST_BITS = 13
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,29 +84,33 @@ TILES = (
 )
 
 
-def has_them(gpu: Gpu) -> bool:
-    """Whether the GPU has tensor cores of the kind that kernels here are for."""
-    found = re.fullmatch(r"sm_(\d+)a?", gpu.arch)
-    return gpu.api == CUDA and found is not None and int(found[1]) >= _OLDEST
-
-
 def make(site: ProductSite) -> tuple[DeviceKernel, tuple[np.ndarray, ...], str] | None:
     """The kernel, its constants and its tile in words, as `convolution.make`; None for what is no
-    product of halves alone, or too small."""
-    halves = site.half_weights and site.image.half and not site.operator.gated
-    if not (halves and has_them(site.gpu)) or has_few_pixels(site):
+    product of halves alone or of TF32, or too small."""
+    if not site.gpu.has_tensor_cores or has_few_pixels(site):
         return None
     tile, parts = choose(site)
-    kernel, constants, shown = _TensorProduct(site, tile, parts).kernel()
-    return kernel, constants, f"{shown}, tensor cores"
+    if site.tf32:
+        kernel, constants, shown = _Tf32Product(site, tile, parts).kernel()
+        return kernel, constants, f"{shown}, TF32"
+    if site.half_weights and site.image.half and not site.operator.gated:
+        kernel, constants, shown = _HalfProduct(site, tile, parts).kernel()
+        return kernel, constants, f"{shown}, tensor cores"
+    return None
+
+
+def as_tf32(values: np.ndarray) -> np.ndarray:
+    """float32 rounded to the nearest TF32, and away from zero halfway, as cvt.rna.tf32.f32 does."""
+    bits = values.astype("float32").view("uint32") + np.uint32(1 << (_LOST_BITS - 1))
+    return (bits >> np.uint32(_LOST_BITS) << np.uint32(_LOST_BITS)).view("float32")
 
 
 def choose(site: ProductSite) -> tuple[WarpTiles, int]:
     """The tile and the number of parts of K that should take least time, in cycles.
 
     What a scheduler starts at each tile of K: addresses, loads and stores of pixels, and the
-    instructions of the tensor cores, of which each takes it for eight cycles. A guess that measured
-    times have not been fitted to.
+    instructions of the tensor cores, of which each takes it for eight cycles; of TF32 there are two
+    for each of halves. A guess that measured times have not been fitted to.
     """
     operator, output, gpu = site.operator, site.output, site.gpu
     outs = operator.weight.shape[0] // operator.groups
@@ -122,7 +121,8 @@ def choose(site: ProductSite) -> tuple[WarpTiles, int]:
     for tile in TILES:
         tiles = groups(outs, tile.outs) * groups(columns, tile.columns) * operator.groups * phases
         loads = DEPTH * tile.columns // tile.threads
-        each = 30 + 7 * loads + 8 * tile.down * tile.across + 2 * tile.across + 3 * tile.down
+        products = (2 if site.tf32 else 1) * tile.down * tile.across
+        each = 30 + 7 * loads + 8 * products + 2 * tile.across + 3 * tile.down
         work = groups(tile.threads // _WARP, 4) * each
         at_once = max(1, min(8, 1024 // tile.threads))
         for parts in (1, 2, 4, 8, 16, 32):
@@ -144,17 +144,21 @@ def choose(site: ProductSite) -> tuple[WarpTiles, int]:
 
 
 class _TensorProduct(TiledProduct):
-    tile: WarpTiles
+    """Of DEPTH channels of K at a time; what that is of one kind of numbers is a subclass's."""
 
-    def packed(self) -> np.ndarray:
-        """Weights [phases x groups, tiles of K, tiles of rows, thread, 8]: of each thread four
-        registers of two halves, as the instruction takes them."""
-        plain = super().packed()
-        made = plain.reshape(len(plain), self.depths, 2, 4, 2, self.padded // _ROWS, 2, 8)
-        # member, k tile, k half, k pair, k, row tile, row half, row: a thread has a row and a pair
-        return np.ascontiguousarray(made.transpose(0, 1, 5, 7, 3, 2, 6, 4)).reshape(
-            len(plain), self.depths, self.padded // _ROWS, _WARP, 8
-        )
+    tile: WarpTiles
+    # Words of a pixel in shared memory, and one: an odd number, so that what the threads of a warp
+    # store at a time lies in 32 banks.
+    stride: int
+    # Loads of four registers by which a thread gets its weights of a tile.
+    loads_of_weights: int
+    # How pixels are kept until they are stored in shared memory, and what stores them.
+    loaded: str
+    store: str
+
+    def products(self) -> str:
+        """The text of the instructions for a warp's columns `j`, at the pixel `at`."""
+        raise NotImplementedError
 
     def member(self, rows: str, columns: str) -> tuple[str, str, str]:
         """As the instruction spreads its results over the threads of a warp."""
@@ -164,28 +168,28 @@ class _TensorProduct(TiledProduct):
 
     def product(self, read: list[str]) -> str:
         """The text of the function that makes the sums."""
-        tile = self.tile
+        tile, each = self.tile, self.loads_of_weights
         loads = DEPTH * tile.columns // tile.threads
         step = tile.threads // tile.columns
         stored = "\n".join(
-            f"      STORE_LOADED(xs[b][column], row + {index * step}, x1[{index}]);"
+            f"      {self.store}(xs[b][column], row + {index * step}, x1[{index}]);"
             for index in range(loads)
         )
         beside = tile.columns // tile.warp_columns
+        rows = self.padded // _ROWS * _WARP * each
         return f"""
 KERNEL({tile.threads}) @product({self.arguments(read)}) {{
-  SHARED uint xs[2][{tile.columns}][{_STRIDE}];
+  SHARED uint xs[2][{tile.columns}][{self.stride}];
   MMA_MEMORY({tile.threads})
 {self.begin()}
   const int lane = t % {_WARP};
   const int tm = t / {_WARP * beside} * {tile.warp_outs};
   const int tn = t / {_WARP} % {beside} * {tile.warp_columns};
   const GLOBAL uint4* RESTRICT w4 = (const GLOBAL uint4*)w
-      + ((INT64)member * {self.depths * (self.padded // _ROWS)} + (m0 + tm) / {_ROWS}) * {_WARP}
-      + lane;
+      + (INT64)member * {self.depths * rows} + ((m0 + tm) / {_ROWS} * {_WARP} + lane) * {each};
   float sum[{tile.down}][{tile.across}][4];
-  uint4 next[{tile.down}], now[{tile.down}];
-  HALF_LOADED x1[{loads}];
+  uint4 next[{tile.down * each}], now[{tile.down * each}];
+  {self.loaded} x1[{loads}];
 #pragma unroll
   for (int i = 0; i < {tile.down}; ++i)
 #pragma unroll
@@ -197,25 +201,71 @@ KERNEL({tile.threads}) @product({self.arguments(read)}) {{
     if (k > first) {{
 {stored}
 #pragma unroll
-      for (int i = 0; i < {tile.down}; ++i) now[i] = next[i];
+      for (int i = 0; i < {tile.down * each}; ++i) now[i] = next[i];
       BARRIER();
     }}
     if (k < last) {{
 #pragma unroll
-      for (int i = 0; i < {tile.down}; ++i)
-        next[i] = w4[(INT64)k * {self.padded // _ROWS * _WARP} + i * {_WARP}];
+      for (int i = 0; i < {tile.down * each}; ++i)
+        next[i] = w4[(INT64)k * {rows} + i / {each} * {_WARP * each} + i % {each}];
 {self.load_pixels(loads)}
     }}
     if (k > first) {{
 #pragma unroll
       for (int j = 0; j < {tile.across}; ++j) {{
         const int at = tn + j * {_COLUMNS} + lane / 4;
-        const uint low = xs[b][at][lane % 4], high = xs[b][at][lane % 4 + 4];
-#pragma unroll
-        for (int i = 0; i < {tile.down}; ++i) MMA(sum[i][j], now[i], low, high);
+{self.products()}
       }}
     }}
   }}
 {self.finish()}
 }}
 """
+
+
+class _HalfProduct(_TensorProduct):
+    stride = DEPTH // 2 + 1
+    loads_of_weights = 1
+    loaded, store = "HALF_LOADED", "STORE_LOADED"
+
+    def packed(self) -> np.ndarray:
+        """Weights [phases x groups, tiles of K, tiles of rows, thread, 8]: of each thread four
+        registers of two halves, as the instruction takes them."""
+        plain = super().packed()
+        made = plain.reshape(len(plain), self.depths, 2, 4, 2, self.padded // _ROWS, 2, 8)
+        # member, k tile, k half, k pair, k, row tile, row half, row: a thread has a row and a pair
+        return np.ascontiguousarray(made.transpose(0, 1, 5, 7, 3, 2, 6, 4)).reshape(
+            len(plain), self.depths, self.padded // _ROWS, _WARP, 8
+        )
+
+    def products(self) -> str:
+        return f"""
+        const uint low = xs[b][at][lane % 4], high = xs[b][at][lane % 4 + 4];
+#pragma unroll
+        for (int i = 0; i < {self.tile.down}; ++i) MMA(sum[i][j], now[i], low, high);"""
+
+
+class _Tf32Product(_TensorProduct):
+    stride = DEPTH + 1
+    loads_of_weights = 2
+    loaded, store = "float", "STORE_TF32"
+
+    def packed(self) -> np.ndarray:
+        """Weights [phases x groups, tiles of K, tiles of rows, thread, 2, 4]: of each thread four
+        registers for each of two instructions."""
+        plain = as_tf32(super().packed())
+        made = plain.reshape(len(plain), self.depths, 2, 2, 4, self.padded // _ROWS, 2, 8)
+        # member, k tile, instruction, k half, k, row tile, row half, row: a thread has a row, a k
+        return np.ascontiguousarray(made.transpose(0, 1, 5, 7, 4, 2, 3, 6)).reshape(
+            len(plain), self.depths, self.padded // _ROWS, _WARP, 2, 4
+        )
+
+    def products(self) -> str:
+        return f"""
+#pragma unroll
+        for (int s = 0; s < 2; ++s) {{
+          const uint low = xs[b][at][s * 8 + lane % 4], high = xs[b][at][s * 8 + lane % 4 + 4];
+#pragma unroll
+          for (int i = 0; i < {self.tile.down}; ++i)
+            MMA_TF32(sum[i][j], now[i * 2 + s], low, high);
+        }}"""
