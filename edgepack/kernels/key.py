@@ -17,7 +17,8 @@ from functools import cache
 import numpy as np
 
 from edgepack.kernels.choices import maker
-from edgepack.kernels.layer import BlockQuantized, Convolution, Layer, LayerLimits, Norm, RowProduct
+from edgepack.kernels.layer import BlockQuantized, Convolution, Layer, Norm, RowProduct
+from edgepack.kernels.limits import LayerLimits
 from edgepack.kernels.rules.rule import LayerSite, RowsSite, Rule
 from edgepack.kernels.rules.table import RULES
 from edgepack.kernels.value import Value

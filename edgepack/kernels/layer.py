@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
@@ -432,25 +432,6 @@ Operator = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerLimits:
-    """What was decided of how a layer may be made; None says nothing.
-
-    Winograd's algorithm makes at most `most_results` results of a tile in each direction, for more
-    would cost too much accuracy, or for the `reason`; 0 is none. Where a kernel has scratch memory
-    as a matter of choice it takes at most `room` bytes. `exact` says why weights are not stored as
-    halves, if that was wanted.
-    """
-
-    most_results: int | None = None
-    reason: str = ""
-    room: int | None = None
-    exact: str = ""
-
-
-FREE = LayerLimits()
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layer:
     """An operator and its epilogue, the arithmetic on each result before it is stored.
@@ -458,9 +439,9 @@ class Layer:
     `inputs` are what the operator reads. `expression` is the epilogue; it refers to `operands`,
     tensors, and to `constants`, arrays of one value per channel. `mean` is a second result, the
     mean over all pixels of each channel of `output`. Its images are kept as `element` (those it
-    `reads` may have another one), and its weights stored as `weights`. It is made within `limits`.
-    `computes` are the values that it was read from: those of which it spares the tensors, and its
-    results, in the order of the model.
+    `reads` may have another one), and its weights stored as `weights`. `computes` are the values
+    that it was read from: those of which it spares the tensors, and its results, in the order of
+    the model. What is decided of how it is made is no part of it; see `limits`.
     """
 
     operator: Operator
@@ -473,26 +454,7 @@ class Layer:
     element: Element = FLOAT32
     reads: Element | None = None
     weights: Element = FLOAT32
-    limits: LayerLimits = FREE
     computes: tuple[Value, ...] = field(default=(), repr=False)
-
-    def within(
-        self,
-        *,
-        most_results: int | None = None,
-        reason: str = "",
-        room: int | None = None,
-        exact: str = "",
-    ) -> Layer:
-        """The same layer with more limits; what is not given stays as it is."""
-        old = self.limits
-        limits = LayerLimits(
-            most_results=old.most_results if most_results is None else most_results,
-            reason=reason or old.reason,
-            room=old.room if room is None else room,
-            exact=exact or old.exact,
-        )
-        return replace(self, limits=limits)
 
     @property
     def source(self) -> Element:

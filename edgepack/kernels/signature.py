@@ -17,29 +17,30 @@ from edgepack.kernels.layer import (
     Streamed,
     TransposedConvolution,
 )
+from edgepack.kernels.limits import LimitsByValue
 from edgepack.kernels.tiles.expression import Operand, Operation
 from edgepack.kernels.value import extent
 
 
-def signature_of(layer: Layer) -> str:
+def signature_of(layer: Layer, limits: LimitsByValue) -> str:
     """A line that equal layers have in common; "" for those that there is one kernel for.
 
     For example `conv float32 1x32x56x56 3x3 stride=1x1 pad=1x1 to 64x56x56 maximum,minimum`: the
     elements, the input as NCHW, the window, its stride, the padding at top and left, the output as
     CHW, and the arithmetic on each result, where [t] reads another tensor and [c] a value per
-    channel of one. Dilation, groups, the elements of the weights, the largest tiles that Winograd's
-    algorithm may have, and the bytes of scratch memory that there is room for are named where they
-    are not the usual ones. Of two layers in one kernel it is both lines. Layers of rows have lines
-    such as `product float32 12x128x64 to 128 transposed`: the batch, rows and depth of the left
-    matrix, and columns.
+    channel of one. Dilation, groups, the elements of the weights and, of the layer's `limits`, the
+    largest tiles that Winograd's algorithm may have and the bytes of scratch memory are named where
+    they are not the usual ones. Of two layers in one kernel it is both lines. Layers of rows have
+    lines such as `product float32 12x128x64 to 128 transposed`: the batch, rows and depth of the
+    left matrix, and columns.
     """
     operator = layer.operator
     if isinstance(operator, Streamed):
         reader = replace(layer, operator=operator.reader, inputs=(operator.first.output,))
-        first = signature_of(operator.first) or _pointwise(operator.first)
-        return f"{first} then {signature_of(reader) or _pooling(reader)}"
+        first = signature_of(operator.first, limits) or _pointwise(operator.first)
+        return f"{first} then {signature_of(reader, limits) or _pooling(reader)}"
     if type(operator) in _ROWS:
-        return _of_rows(layer)
+        return _of_rows(layer, limits)
     if not isinstance(operator, Convolution) or isinstance(operator, TransposedConvolution):
         return ""
     made = extent(layer.output)
@@ -58,19 +59,21 @@ def signature_of(layer: Layer) -> str:
         words.append(f"groups={operator.groups}")
     if layer.weights != layer.element:
         words.append(f"weights={layer.weights}")
-    if layer.limits.most_results is not None:
-        words.append(f"winograd={layer.limits.most_results}")
-    if layer.limits.room is not None:
-        words.append(f"scratch={layer.limits.room}")
+    own = limits.of(layer)
+    if own.most_results is not None:
+        words.append(f"winograd={own.most_results}")
+    if own.room is not None:
+        words.append(f"scratch={own.room}")
     if layer.expression:
         words.append(",".join(map(_operation, layer.expression)))
     return " ".join(words)
 
 
-def _of_rows(layer: Layer) -> str:
+def _of_rows(layer: Layer, limits: LimitsByValue) -> str:
     kind, *words = _ROWS[type(layer.operator)](layer.operator)
-    if layer.limits.room is not None:
-        words.append(f"scratch={layer.limits.room}")
+    room = limits.of(layer).room
+    if room is not None:
+        words.append(f"scratch={room}")
     if layer.expression:
         words.append(",".join(map(_operation, layer.expression)))
     return " ".join([kind, str(layer.element), *words])

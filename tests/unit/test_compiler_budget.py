@@ -5,16 +5,21 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from edgepack.compiler.place.budget import cheapest, forms_within
+from edgepack.compiler.place import budget
+from edgepack.compiler.place.budget import cheapest
 from edgepack.kernels.choices import FRESH, Ranked, Way
 from edgepack.kernels.layer import Convolution, Layer
+from edgepack.kernels.limits import LimitsByValue
 from edgepack.kernels.rules import winograd
 from edgepack.kernels.rules.table import RULES
 from edgepack.kernels.tiles.cpu import CORTEX_A53, CORTEX_A72, ZEN4
 from tests.unit.test_compiler_winograd import layer
+
+forms_within = partial(budget.forms_within, limits=LimitsByValue())
 
 
 def form(cycles: float, more_bytes: int, results: int = 0) -> Ranked:
@@ -73,7 +78,7 @@ def test_bytes_are_to_be_worth_it(cycles: float, results: int) -> None:
     """Twice the weights' bytes for 3 % of the time, or for 1 %."""
     item = layer(16, 16, 8)
     forms = [form(100.0, 0), form(cycles, stored(item, 0), 4)]
-    rule = replace(winograd.RULE, takes=lambda *_: True, forms=lambda *_: forms)
+    rule = replace(winograd.RULE, takes=lambda *_: True, forms=lambda *_: forms, limited=None)
     chosen = forms_within([item], ZEN4, [rule], 1e9, {})
     # What is the fastest way is not said.
     assert [way.results for way in chosen.values()] == ([] if results else [0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,14 +10,17 @@ import pytest
 from edgepack.compiler.place.placement import JointOf, PlacedLayer, Placement, ViewAt, place_layers
 from edgepack.frontend import importer
 from edgepack.frontend.load import load_model
-from edgepack.kernels.layer import Convolution
+from edgepack.kernels.layer import Convolution, Streamed
+from edgepack.kernels.limits import LayerLimits, LimitsByValue
 from edgepack.kernels.rules.convolution import merged_groups
+from edgepack.kernels.signature import signature_of
 from edgepack.kernels.tiles.cpu import AVX512, CORTEX_A72, CpuModel
 from edgepack.kernels.tiles.element import FLOAT32
 from edgepack.kernels.tiles.layout import Halo
 from edgepack.model import ModelSpec
 from tests.onnx_models import Builder
 from tests.targets import save_cases
+from tests.unit.test_compiler_winograd import layer
 
 IMAGE = (1, 8, 12, 10)
 
@@ -88,3 +92,16 @@ def test_a_mean_is_made_with_what_it_is_the_mean_of(path: Path) -> None:
     (first, *_) = (item.layer for item in placement.layers if item.rule is not None)
     assert first.mean is not None
     assert placement.layouts[first.mean].height == placement.layouts[first.mean].width == 1
+
+
+def test_the_line_of_a_pair_has_the_limits_of_both() -> None:
+    first, reader = layer(64, 64, 56), layer(64, 64, 56, groups=64)
+    assert isinstance(reader.operator, Convolution)
+    pair = replace(
+        reader, operator=Streamed(first=first, reader=reader.operator), inputs=first.inputs
+    )
+    limits = LimitsByValue()
+    free = signature_of(pair, limits)
+    limits[first.output], limits[pair.output] = LayerLimits(most_results=0), LayerLimits(room=4096)
+    one, other = free.split(" then ")
+    assert signature_of(pair, limits) == f"{one} winograd=0 then {other} scratch=4096"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -11,9 +11,10 @@ import pytest
 
 from edgepack.kernels.choices import FRESH, Way
 from edgepack.kernels.layer import Convolution, Layer
+from edgepack.kernels.limits import FREE, LayerLimits
 from edgepack.kernels.rules import winograd
-from edgepack.kernels.rules.rule import LayerSite
-from edgepack.kernels.rules.winograd_plan import TileChunk
+from edgepack.kernels.rules.rule import KernelSite, LayerSite
+from edgepack.kernels.rules.winograd_plan import TileChunk, WinogradPlan
 from edgepack.kernels.tiles import toom_cook
 from edgepack.kernels.tiles.cpu import (
     AVX2,
@@ -167,10 +168,20 @@ def layer(
     return Layer(operator=operator, inputs=(source,), output=output)
 
 
+def plan(
+    some: Layer,
+    cpu: winograd.CpuModel,
+    sizes: Collection[int] = winograd.SIZES,
+    limits: LayerLimits = FREE,
+) -> WinogradPlan:
+    """How a layer is computed without a choice."""
+    return winograd.plan(KernelSite(layer=some, cpu=cpu, limits=limits), sizes)
+
+
 @pytest.mark.parametrize(("results", "products"), [(4, 3 * 6 + 4), (6, 2 * 8 + 4)])
 def test_tiles_at_the_edge_are_in_few_products(results: int, products: int) -> None:
     """14 results are tiles of 4, 4, 4 and 2, or of 6, 6 and 2, with two more products each."""
-    found = winograd.plan(layer(256, 256, 14), CORTEX_A72, [results])
+    found = plan(layer(256, 256, 14), CORTEX_A72, [results])
     tiles = found.grid.products(found.form)
     assert sum(count * number for count, number in tiles.items()) == products**2
     assert sum(tiles.values()) == (results + 2) ** 2
@@ -215,7 +226,7 @@ def test_large_windows_of_few_channels_are_taken(cpu: winograd.CpuModel) -> None
     first = layer(3, 64, 224, kernel=7, stride=2)
     assert winograd.RULE.takes(first, cpu)
     # A window of 49 in parts of 16: 64 products of each for 25 results, at most.
-    assert winograd.plan(first, cpu).form.down.taps == 7
+    assert plan(first, cpu).form.down.taps == 7
     assert winograd.RULE.takes(layer(64, 64, 56, kernel=5), cpu)
     # The weights of 64 positions, four parts and one more for each bias, instead of 49.
     assert winograd.RULE.forms is not None
@@ -236,7 +247,7 @@ def test_sequences_are_taken_in_their_one_direction() -> None:
     sequence = replace(some, operator=line, inputs=(source,), output=output)
     for cpu in CPUS:
         assert winograd.RULE.takes(sequence, cpu)
-        assert winograd.plan(sequence, cpu, [4]).positions == 8
+        assert plan(sequence, cpu, [4]).positions == 8
     assert winograd.RULE.forms is not None
     forms = {form.choice: form.more_bytes for form in winograd.RULE.forms(sequence, AVX2)}
     four = Way(rule="winograd", results=4)
@@ -247,9 +258,9 @@ def test_halves_take_the_tiles_that_their_accuracy_allows() -> None:
     cpu = replace(CORTEX_A76, features=frozenset({"fp16"}))
     half = replace(layer(256, 256, 14), element=FLOAT16, weights=FLOAT16)
     assert winograd.RULE.takes(half, cpu)
-    assert winograd.plan(half, cpu).results == 4
-    assert winograd.plan(half.within(most_results=2), cpu).results == 2
-    assert not winograd.RULE.takes(half.within(most_results=0), cpu)
+    assert plan(half, cpu).results == 4
+    assert plan(half, cpu, limits=LayerLimits(most_results=2)).results == 2
+    assert not winograd.RULE.within(LayerLimits(most_results=0)).takes(half, cpu)
     assert not winograd.rule([6], always=True).takes(half, cpu)
     # Two bytes a weight: 36 positions instead of 9, and biases.
     assert winograd.RULE.forms is not None
@@ -265,7 +276,7 @@ def test_it_can_be_forced(size: int, kernel: int, stride: int) -> None:
     assert forced.takes(some, CORTEX_A9) is (size in forms)
     if forced.takes(some, CORTEX_A9):
         tile = toom_cook.TileForm(down=forms[size], across=forms[size])
-        assert winograd.plan(some, CORTEX_A9, [size]).form == tile
+        assert plan(some, CORTEX_A9, [size]).form == tile
 
 
 @pytest.mark.parametrize("channels", [64, 128, 192, 256, 512, 1280])
@@ -278,7 +289,7 @@ def test_slower_memory_never_brings_larger_weights(channels: int) -> None:
     sizes = []
     for cpu in (SAPPHIRE_RAPIDS, fast):
         taken = winograd.RULE.takes(some, cpu)
-        chosen = winograd.plan(some, cpu) if taken else None
+        chosen = plan(some, cpu) if taken else None
         sizes.append(chosen.form.factors if chosen else 9)
         if chosen and not chosen.fresh:
             weights = 4 * channels**2 * chosen.form.factors
@@ -292,7 +303,7 @@ def test_slower_memory_never_brings_larger_weights(channels: int) -> None:
 @pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
 def test_scratch_memory_stays_in_the_cache(cpu: winograd.CpuModel) -> None:
     large = layer(64, 64, 320)
-    chosen = winograd.plan(large, cpu)
+    chosen = plan(large, cpu)
     scratch = 4 * chosen.positions * 2 * (64 + cpu.widest(FLOAT32)) * (chosen.grid.tiles + 1)
     assert scratch <= 2 * cpu.l2_bytes or chosen.grid.tiles <= 16
     assert chosen.grid.chunks * chosen.grid.tiles >= chosen.grid.rows * chosen.grid.columns
@@ -326,7 +337,7 @@ def scratch_of(some: Layer, cpu: winograd.CpuModel) -> list[tuple[int, ...]]:
 def test_sums_lie_where_inputs_were(cpu: winograd.CpuModel) -> None:
     """Where a core does the positions of a chunk one after the other."""
     some = layer(64, 64, 56)
-    chosen, lanes = winograd.plan(some, cpu), cpu.block(64, FLOAT32)
+    chosen, lanes = plan(some, cpu), cpu.block(64, FLOAT32)
     planes = cpu.cores * (chosen.positions + 1) * (64 // lanes | 1)
     assert scratch_of(some, cpu) == [(planes, 1, chosen.grid.tiles | 1, lanes)]
 

@@ -48,15 +48,22 @@ from tests.headroom import (
 from tests.onnx_models import Builder
 from tests.targets import save_cases
 
+BOUNDED = Precision(bounded=frozenset({"x"}))  # or it has no large tiles of Winograd's
+
 
 def planned(
-    folder: Path, make: Callable[[Builder], str], shape: Shape, board: str, cpu: str, growth: float
+    folder: Path,
+    make: Callable[[Builder], str],
+    shape: Shape,
+    board: str,
+    cpu: str,
+    growth: float,
+    precision: Precision = BOUNDED,
 ) -> tuple[Plan, tuple[LayerReport, ...]]:
     net = Builder()
     path = save_cases(folder / "model.onnx", net, {"x": shape}, {"y": make(net)})
     found = get_board(board)
     found = replace(found, cpu=cpu) if cpu else found
-    precision = Precision(bounded=frozenset({"x"}))  # or it has no large tiles of Winograd's
     model = load_model(ModelSpec(path=path))
     plan, _, reports, _ = plan_model(model, found, growth=growth, precision=precision)
     return plan, reports
@@ -155,6 +162,14 @@ def test_an_inner_image_is_made_in_parts(board: str, cpu: str, tmp_path: Path) -
     assert sum(r.macs for r in first) == macs * 96 * 96
     assert len(first) > 3
     assert sum(r.macs for r in reports) == sum(r.macs for r in fast)
+
+
+def test_parts_have_the_limits_of_what_they_are_parts_of(tmp_path: Path) -> None:
+    exact = Precision(direct=True)
+    _, reports = planned(tmp_path, branches, (1, 48, 96, 96), "rk3399", "", LEAN, exact)
+    first = [r for r in reports if r.layer in ("Conv_0", "Conv_2", "Conv_4")]
+    assert len(first) > 3
+    assert {(r.most_results, r.limited) for r in first} == {(0, "[compile] exact")}
 
 
 @pytest.mark.parametrize("board", ["rasp4b-64", "pynq"])

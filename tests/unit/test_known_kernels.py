@@ -329,7 +329,7 @@ def test_the_key_is_of_all_that_a_kernel_is_made_from(
         ".layer.operator.weight shape",
         ".layer.operator.stride[1]",
         ".layer.expression more",
-        ".layer.limits.most_results",
+        ".limits.most_results",
         ".inputs[0].halo.top",
         ".output.element.name",
         ".cpu.l2_bytes",

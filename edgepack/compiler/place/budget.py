@@ -20,6 +20,7 @@ from tvm import relax
 
 from edgepack.kernels.choices import FRESH, Choices, Ranked, Way
 from edgepack.kernels.layer import Convolution, Layer
+from edgepack.kernels.limits import LimitsByValue
 from edgepack.kernels.rules.rule import Rule
 from edgepack.kernels.signature import signature_of
 from edgepack.kernels.tiles.cpu import CpuModel
@@ -75,10 +76,11 @@ def forms_within(
     spare: float,
     fixed: Choices,
     *,
+    limits: LimitsByValue,
     frugal: bool = True,
     room: Callable[[Layer], int] | None = None,
 ) -> Choices:
-    """The forms of layers, by signature; none if all are to have the fastest.
+    """The forms of layers within their `limits`, by signature; none if all are to have the fastest.
 
     Nothing is said of layers with a choice in `fixed`, whose bytes count. `frugal`: bytes are to be
     worth it, also where there is room for them. `room` tells the bytes of scratch memory that there
@@ -88,11 +90,13 @@ def forms_within(
     weights = 0
     alike: dict[str, list[Layer]] = {}
     for layer in layers:
-        if signature := signature_of(layer):
+        if signature := signature_of(layer, limits):
             alike.setdefault(signature, []).append(layer)
     for signature, group in alike.items():
         layer = group[0]
-        rule = next((rule for rule in rules if rule.takes(layer, cpu)), None)
+        own = limits.of(layer)
+        able = (rule.within(own) for rule in rules)
+        rule = next((rule for rule in able if rule.takes(layer, cpu)), None)
         if rule is None or rule.forms is None:
             continue
         found = rule.forms(layer, cpu)
@@ -101,8 +105,9 @@ def forms_within(
             continue
         found = list(filter(_is_stored, found))
         if room is not None and isinstance(layer.operator, Convolution):
-            told = rule.forms(layer.within(room=min(map(room, group))), cpu)
-            found += itertools.filterfalse(_is_stored, told)
+            told = rule.within(replace(own, room=min(map(room, group))))
+            assert told.forms is not None
+            found += itertools.filterfalse(_is_stored, told.forms(layer, cpu))
         weights += sum(map(_plain_bytes, group))
         # One kernel for all of them.
         forms[signature] = [_times(len(group), form) for form in found]

@@ -31,6 +31,7 @@ from edgepack.kernels.layer import (
     TransposedConvolution,
     count_uses,
 )
+from edgepack.kernels.limits import FREE, LimitsByValue
 from edgepack.kernels.rules.rule import Rule, image_of
 from edgepack.kernels.tiles.cpu import CpuModel
 from edgepack.kernels.tiles.element import FLOAT32
@@ -54,10 +55,12 @@ def with_parts(
     cpu: CpuModel,
     rules: Collection[Rule],
     room: Headroom,
+    limits: LimitsByValue,
 ) -> list[Layer]:
-    """The layers, pairs of which are in parts. `room` is that of the layers as they are."""
-    pooled = _pooled_in_parts(layers, outputs, cpu, rules, room)
-    return _summed_in_parts(pooled, outputs, cpu, rules, room.with_others(pooled))
+    """The layers, pairs of which are in parts. `room` is that of the layers as they are. Parts have
+    the `limits` of what they are parts of."""
+    pooled = _pooled_in_parts(layers, outputs, cpu, rules, room, limits)
+    return _summed_in_parts(pooled, outputs, cpu, rules, room.with_others(pooled), limits)
 
 
 def _pooled_in_parts(
@@ -66,6 +69,7 @@ def _pooled_in_parts(
     cpu: CpuModel,
     rules: Collection[Rule],
     room: Headroom,
+    limits: LimitsByValue,
 ) -> list[Layer]:
     """The layers, pairs of which are in parts where there is too little room for the scratch memory
     of fast kernels, and parts leave enough for them to be faster."""
@@ -73,15 +77,15 @@ def _pooled_in_parts(
     for first, layer in _pairs(layers, outputs, GlobalPooling):
         if image_of(first, cpu).nbytes <= room.free:
             continue
-        least = fastest([first], room, cpu, rules)
-        if least <= _SLOWER * fastest([first], None, cpu, rules):
+        least = fastest([first], room, cpu, rules, limits)
+        if least <= _SLOWER * fastest([first], None, cpu, rules, limits):
             continue
         for count in _PARTS:
-            parts = _pooled(first, layer, count, cpu)
-            if not _can_be_made(parts, cpu, rules):
+            parts = _pooled(first, layer, count, cpu, limits)
+            if not _can_be_made(parts, cpu, rules, limits):
                 continue
             less = room.with_others(_replaced(layers, first, layer, parts))
-            if fastest(parts, less, cpu, rules) < least:
+            if fastest(parts, less, cpu, rules, limits) < least:
                 found = _replaced(found, first, layer, parts)
                 break
     return found
@@ -93,6 +97,7 @@ def _summed_in_parts(
     cpu: CpuModel,
     rules: Collection[Rule],
     room: Headroom,
+    limits: LimitsByValue,
 ) -> list[Layer]:
     """The layers, pairs of which are in parts where memory is short and it costs little time."""
     spare = _MOST_LOST * fewest_cycles(layers, cpu)
@@ -106,14 +111,14 @@ def _summed_in_parts(
         if done & {first.output, layer.output} or not left.is_short(first, layer, share=_SHORT):
             break
         for count in _PARTS:
-            parts = _in_parts(first, layer, count, cpu)
+            parts = _in_parts(first, layer, count, cpu, limits)
             lost = (count - 1) * _moved(first, layer) / cpu.memory_bandwidth
-            if lost > spare or not _can_be_made(parts, cpu, rules):
+            if lost > spare or not _can_be_made(parts, cpu, rules, limits):
                 continue
             tried = _replaced(found, first, layer, parts)
             less = room.with_others(tried)
-            most = _most(left, [first, layer], cpu, rules)
-            if _most(less, parts, cpu, rules) <= _LESS * most:
+            most = _most(left, [first, layer], cpu, rules, limits)
+            if _most(less, parts, cpu, rules, limits) <= _LESS * most:
                 found, left, spare = tried, less, spare - lost
                 done |= {first.output, layer.output}
                 break
@@ -122,9 +127,15 @@ def _summed_in_parts(
     return found if left.most(*found) < room.most(*layers) else list(layers)
 
 
-def _most(room: Headroom, layers: Sequence[Layer], cpu: CpuModel, rules: Collection[Rule]) -> int:
+def _most(
+    room: Headroom,
+    layers: Sequence[Layer],
+    cpu: CpuModel,
+    rules: Collection[Rule],
+    limits: LimitsByValue,
+) -> int:
     """The most bytes that are in use at one of some layers, with their scratch memory."""
-    return max(room.most(layer) + scratch_of(layer, cpu, rules) for layer in layers)
+    return max(room.most(layer) + scratch_of(layer, cpu, rules, limits) for layer in layers)
 
 
 def _pairs(
@@ -165,15 +176,21 @@ def _is_plain(layer: Layer, kind: type[Convolution | GlobalPooling]) -> bool:
     return is_dense and is_kept
 
 
-def _pooled(first: Layer, layer: Layer, count: int, cpu: CpuModel) -> list[Layer]:
+def _pooled(
+    first: Layer,
+    layer: Layer,
+    count: int,
+    cpu: CpuModel,
+    limits: LimitsByValue,
+) -> list[Layer]:
     """Some channels of a convolution and what is pooled of them, for each part, and a joint of all
     that; [] if parts would not have whole blocks of channels."""
     found: list[Layer] = []
     for channels in _even(extent(first.output)[1], count, cpu):
-        made = _channels_of(first, channels)
+        made = _channels_of(first, channels, limits)
         shape = list(layer.output.shape)
         shape[1] = channels.stop - channels.start
-        output = _variable(layer.output, channels.start, shape)
+        output = _part_of(layer.output, channels.start, shape, limits)
         found += [made, replace(layer, inputs=(made.output,), output=output)]
     parts = tuple(item.output for item in found[1::2])
     return [*found, replace(layer, operator=Concatenation(), inputs=parts)] if parts else []
@@ -187,20 +204,28 @@ def _even(channels: int, count: int, cpu: CpuModel) -> list[slice]:
     return [slice(start, start + size) for start in range(0, channels, size)]
 
 
-def _in_parts(first: Layer, layer: Layer, count: int, cpu: CpuModel) -> list[Layer]:
+def _in_parts(
+    first: Layer,
+    layer: Layer,
+    count: int,
+    cpu: CpuModel,
+    limits: LimitsByValue,
+) -> list[Layer]:
     """Both layers for each part; [] if parts would not have whole blocks of channels."""
     all_channels = extent(first.output)[1]
     found: list[Layer] = []
     sums: Value | None = None
     for channels in _even(all_channels, count, cpu):
-        is_last = channels.stop == all_channels
-        inner = _channels_of(first, channels)
-        found += [inner, _summed(layer, inner.output, sums, channels.start, is_last=is_last)]
-        sums = found[-1].output
+        inner, start = _channels_of(first, channels, limits), channels.start
+        output = layer.output
+        if channels.stop < all_channels:
+            output = _part_of(output, start, output.shape, limits)
+        found += [inner, _summed(layer, inner.output, sums, start, output)]
+        sums = output
     return found
 
 
-def _channels_of(first: Layer, channels: slice) -> Layer:
+def _channels_of(first: Layer, channels: slice, limits: LimitsByValue) -> Layer:
     """The layer that makes only some of the channels."""
     operator, shape = first.operator, list(first.output.shape)
     assert isinstance(operator, Convolution)
@@ -212,15 +237,15 @@ def _channels_of(first: Layer, channels: slice) -> Layer:
             weight=operator.weight[channels],
             bias=None if operator.bias is None else operator.bias[channels],
         ),
-        output=_variable(first.output, channels.start, shape),
+        output=_part_of(first.output, channels.start, shape, limits),
         constants=tuple(values.reshape(-1)[channels] for values in first.constants),
     )
 
 
-def _summed(layer: Layer, inner: Value, sums: Value | None, start: int, *, is_last: bool) -> Layer:
-    """The layer on channels from `start` on, its results added to `sums`; its bias and arithmetic
-    are the last one's."""
-    operator = layer.operator
+def _summed(layer: Layer, inner: Value, sums: Value | None, start: int, output: Value) -> Layer:
+    """The layer on channels from `start` on, its results added to `sums`; the part with the layer's
+    own `output` has its bias and arithmetic."""
+    operator, is_last = layer.operator, output is layer.output
     assert isinstance(operator, Convolution)
     weight = operator.weight[:, start : start + extent(inner)[1]]
     operands = layer.operands if is_last else ()
@@ -233,7 +258,7 @@ def _summed(layer: Layer, inner: Value, sums: Value | None, start: int, *, is_la
         operator=replace(operator, weight=weight, bias=operator.bias if is_last else None),
         inputs=(inner,),
         operands=operands,
-        output=layer.output if is_last else _variable(layer.output, start, layer.output.shape),
+        output=output,
         expression=expression,
         constants=layer.constants if is_last else (),
     )
@@ -253,8 +278,11 @@ def _after_sum(expression: Expression, operand: int) -> Expression:
     return (total, *map(later, expression))
 
 
-def _variable(value: Value, start: int, shape: Sequence[int]) -> Value:
-    return Value(name=f"{value.name}_{start}", shape=tuple(shape), dtype=value.dtype)
+def _part_of(value: Value, start: int, shape: Sequence[int], limits: LimitsByValue) -> Value:
+    """A part of a value, which is made within the same limits."""
+    part = Value(name=f"{value.name}_{start}", shape=tuple(shape), dtype=value.dtype)
+    limits[part] = limits.get(value, FREE)
+    return part
 
 
 def _moved(first: Layer, layer: Layer) -> int:
@@ -263,9 +291,16 @@ def _moved(first: Layer, layer: Layer) -> int:
     return FLOAT32.bytes * (read + 2 * made)
 
 
-def _can_be_made(parts: Sequence[Layer], cpu: CpuModel, rules: Collection[Rule]) -> bool:
+def _can_be_made(
+    parts: Sequence[Layer], cpu: CpuModel, rules: Collection[Rule], limits: LimitsByValue
+) -> bool:
     """Whether there are some, and rules for all of them: TVM knows the whole layers only."""
-    return bool(parts) and all(any(rule.takes(part, cpu) for rule in rules) for part in parts)
+
+    def can_be_made(part: Layer) -> bool:
+        own = limits.of(part)
+        return any(rule.within(own).takes(part, cpu) for rule in rules)
+
+    return bool(parts) and all(map(can_be_made, parts))
 
 
 def _replaced(

@@ -42,6 +42,7 @@ from edgepack.frontend.private import packed_name, stands_for
 from edgepack.frontend.storage import joint, view
 from edgepack.kernels.key import key_of_site
 from edgepack.kernels.layer import Layer
+from edgepack.kernels.limits import FREE
 from edgepack.kernels.rules.rule import LayerKernel, product
 from edgepack.kernels.rules.table import pack, unpack
 from edgepack.kernels.signature import signature_of
@@ -283,6 +284,7 @@ class _Emitter:
         call = relax.call_dps_packed(name, given, types if mean else types[0])
         tensors = [*(expr.ty for expr in given), *types]
         origin = layer.origin if layer is not None else _LAYOUT_CHANGE
+        limits = self.placement.limits.of(layer) if layer else FREE
         self.reports.append(
             LayerReport(
                 kernel=name,
@@ -291,7 +293,7 @@ class _Emitter:
                 rule=rule,
                 shape=shown,
                 dtype=dtype,
-                exact=layer.limits.exact if layer else "",
+                exact=limits.exact,
                 tile=kernel.tile,
                 macs=kernel.macs,
                 cycles=kernel.cycles,
@@ -302,9 +304,9 @@ class _Emitter:
                 value=value,
                 result=len(given),
                 stored=stored,
-                signature=signature_of(layer) if layer else "",
-                most_results=layer.limits.most_results if layer else None,
-                limited=layer.limits.reason if layer else "",
+                signature=signature_of(layer, self.placement.limits) if layer else "",
+                most_results=limits.most_results,
+                limited=limits.reason,
             )
         )
         return self.builder.emit(call)

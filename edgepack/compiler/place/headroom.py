@@ -27,6 +27,7 @@ from edgepack.kernels.layer import (
     Streamed,
     View,
 )
+from edgepack.kernels.limits import LayerLimits, LimitsByValue
 from edgepack.kernels.rules.rule import Rule, image_of
 from edgepack.kernels.signature import signature_of
 from edgepack.kernels.tiles.cpu import CpuModel
@@ -103,11 +104,9 @@ class Headroom:
         most = int((1 + _SHARES[0]) * self._neighbours)
         return self._within(most, self._live[at], self._empty[at])
 
-    def told(self, layer: Layer) -> Layer:
-        """The layer; an attention with its room: it is hardly slower with little."""
-        if not isinstance(layer.operator, Attention):
-            return layer
-        return layer.within(room=self.left(layer, _SHARES[0]))
+    def of_attention(self, layer: Layer) -> int:
+        """The same for an attention, with nothing on top: it is hardly slower with little."""
+        return self.left(layer, _SHARES[0])
 
     def of_both(self, first: Layer, layer: Layer) -> int:
         """The same for one kernel of a layer and the one before it, whose result is nowhere as a
@@ -266,14 +265,16 @@ def _stored(layer: Layer, cpu: CpuModel) -> int:
 # ------------------------------------------------ layers with less
 
 
-def with_less(
+def limit_scratch(
     layers: Sequence[Layer],
     room: Headroom,
     cpu: CpuModel,
     settings: CompileSettings,
     fixed: Collection[str],
-) -> tuple[list[Layer], Choices]:
-    """The layers, those told of their room whose form would take more, and the forms of those.
+    limits: LimitsByValue,
+) -> Choices:
+    """The forms of layers that would take more than there is room for, which is put into `limits`,
+    as is that of each attention.
 
     The choices of `settings` are the forms taken so far, those of `fixed` signatures for good.
     Nothing is changed where it would make the network slower by more than a few hundredths.
@@ -281,30 +282,30 @@ def with_less(
     most = _MOST_LOST * fewest_cycles(layers, cpu)
     # Fresh weights are there for what room there is.
     fresh = {signature for signature, choice in settings.choices.items() if choice.weights == FRESH}
-    alike = _alike(layers, room, cpu, fresh)
+    alike = _alike(layers, room, cpu, fresh, limits)
     found: dict[str, _Less] = {}
     for share in _SHARES:
         found = {
             signature: less
             for signature, group in alike.items()
             if signature not in fixed
-            if (less := _less(signature, group, share, room, cpu, settings)) is not None
+            if (less := _less(signature, group, share, room, cpu, settings, limits)) is not None
         }
         if sum(less.lost for signature, less in found.items() if signature not in fresh) <= most:
             break
     else:
         found = {signature: less for signature, less in found.items() if signature in fresh}
     forms = dict[str, Way]()
-
-    def limited(layer: Layer) -> Layer:
-        less = found.get(signature_of(layer)) if isinstance(layer.operator, Convolution) else None
-        if less is None:
-            return layer
-        told = layer.within(room=less.room)
-        forms[signature_of(told)] = less.form.choice
-        return told
-
-    return list(map(limited, layers)), forms
+    for layer in layers:
+        own = limits.of(layer)
+        if isinstance(layer.operator, Attention):
+            limits[layer.output] = replace(own, room=room.of_attention(layer))
+        elif isinstance(layer.operator, Convolution):
+            less = found.get(signature_of(layer, limits))
+            if less is not None:
+                limits[layer.output] = replace(own, room=less.room)
+                forms[signature_of(layer, limits)] = less.form.choice
+    return forms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,13 +318,17 @@ class _Less:
 
 
 def _alike(
-    layers: Sequence[Layer], room: Headroom, cpu: CpuModel, also: Collection[str]
+    layers: Sequence[Layer],
+    room: Headroom,
+    cpu: CpuModel,
+    also: Collection[str],
+    limits: LimitsByValue,
 ) -> dict[str, list[Layer]]:
     """Convolutions that may have too little room, equal ones together: they have one kernel. Those
     of `also` have too little, maybe, with any."""
     found: dict[str, list[Layer]] = {}
     for layer in layers:
-        if isinstance(layer.operator, Convolution) and (signature := signature_of(layer)):
+        if isinstance(layer.operator, Convolution) and (signature := signature_of(layer, limits)):
             found.setdefault(signature, []).append(layer)
     most = cpu.cores * cpu.l2_bytes  # what a form takes at most, nearly
     return {
@@ -340,16 +345,18 @@ def _less(
     room: Headroom,
     cpu: CpuModel,
     settings: CompileSettings,
+    limits: LimitsByValue,
 ) -> _Less | None:
     """What equal layers make do with; None if they have room enough."""
     rules = settings.tried
     layer, choice = group[0], settings.choices.get(signature)
+    own = limits.of(layer)
     if choice is not None and choice.weights == FRESH:
         left = least = min(map(room.for_weights, group))
     else:
         left = min(room.of(layer, share) for layer in group)
         least = min(room.left(layer, share) for layer in group)
-    forms = list(_forms(layer, cpu, rules) if choice else _own_forms(layer, cpu, rules))
+    forms = list((_forms if choice else _own_forms)(layer, own, cpu, rules))
     if choice is not None:
         forms = [form for form in forms if form.choice.form == choice.form]
     if not forms:
@@ -359,7 +366,7 @@ def _less(
         return None
 
     def within(bytes_: int) -> _Less:
-        able = _forms(layer.within(room=bytes_), cpu, rules)
+        able = _forms(layer, replace(own, room=bytes_), cpu, rules)
         others = (form for form in able if form.more_bytes <= max(0, taken.more_bytes))
         form = min(others, key=lambda form: form.cycles)
         return _Less(room=bytes_, form=form, lost=len(group) * (form.cycles - taken.cycles))
@@ -368,38 +375,48 @@ def _less(
     return smaller if smaller.form.cycles < _FASTER * less.form.cycles else less
 
 
-def _forms(layer: Layer, cpu: CpuModel, rules: Collection[Rule]) -> Iterator[Ranked]:
+def _forms(
+    layer: Layer, limits: LayerLimits, cpu: CpuModel, rules: Collection[Rule]
+) -> Iterator[Ranked]:
     """The forms of a layer by the first rule that has some and would take it, room or none."""
-    free = replace(layer, limits=replace(layer.limits, room=None))
-    rule = next((rule for rule in rules if rule.takes(free, cpu)), None)
-    if rule is not None and rule.forms is not None:
-        yield from rule.forms(layer, cpu)
+    free = replace(limits, room=None)
+    rule = next((rule for rule in rules if rule.within(free).takes(layer, cpu)), None)
+    forms = rule.within(limits).forms if rule is not None else None
+    if forms is not None:
+        yield from forms(layer, cpu)
 
 
-def _own_forms(layer: Layer, cpu: CpuModel, rules: Collection[Rule]) -> Iterator[Ranked]:
+def _own_forms(
+    layer: Layer, limits: LayerLimits, cpu: CpuModel, rules: Collection[Rule]
+) -> Iterator[Ranked]:
     """Those that a rule takes of itself."""
-    return (form for form in _forms(layer, cpu, rules) if form.choice.weights != FRESH)
+    return (form for form in _forms(layer, limits, cpu, rules) if form.choice.weights != FRESH)
 
 
-def scratch_of(layer: Layer, cpu: CpuModel, rules: Collection[Rule]) -> int:
+def scratch_of(layer: Layer, cpu: CpuModel, rules: Collection[Rule], limits: LimitsByValue) -> int:
     """Bytes of scratch memory that a layer's fastest form takes."""
-    forms = _own_forms(layer, cpu, rules)
+    forms = _own_forms(layer, limits.of(layer), cpu, rules)
     fastest = min(forms, key=lambda form: form.cycles, default=None)
     return fastest.scratch_bytes if fastest is not None else 0
 
 
 def fastest(
-    layers: Iterable[Layer], room: Headroom | None, cpu: CpuModel, rules: Collection[Rule]
+    layers: Iterable[Layer],
+    room: Headroom | None,
+    cpu: CpuModel,
+    rules: Collection[Rule],
+    limits: LimitsByValue,
 ) -> float:
     """Cycles of the convolutions among some layers, each by its fastest form for which there is
     `room`; None: by any."""
-    told = (
-        layer if room is None else layer.within(room=room.of(layer))
-        for layer in layers
-        if isinstance(layer.operator, Convolution)
-    )
-    forms = (_own_forms(layer, cpu, rules) for layer in told)
-    return sum(min((form.cycles for form in some), default=0) for some in forms)
+    total = 0.0
+    for layer in layers:
+        if isinstance(layer.operator, Convolution):
+            own = limits.of(layer)
+            own = own if room is None else replace(own, room=room.of(layer))
+            forms = _own_forms(layer, own, cpu, rules)
+            total += min((form.cycles for form in forms), default=0)
+    return total
 
 
 def fewest_cycles(layers: Iterable[Layer], cpu: CpuModel) -> float:

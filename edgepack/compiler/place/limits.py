@@ -9,6 +9,7 @@ bounds it before: preprocessing, a type of 8 bits, or a layer such as Clip or Si
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from edgepack.frontend.precision import Precision
 from edgepack.kernels.layer import (
@@ -25,6 +26,7 @@ from edgepack.kernels.layer import (
     Slice,
     View,
 )
+from edgepack.kernels.limits import LayerLimits, LimitsByValue
 from edgepack.kernels.rules.table import RULES
 from edgepack.kernels.tiles.expression import Argument, Operand, Operation, Scalar, Step
 from edgepack.kernels.value import Value
@@ -70,13 +72,17 @@ _NORMALISES = frozenset(
 _EIGHT_BITS = frozenset({"bool", "int8", "uint8"})
 
 
-def with_small_tiles(
-    layers: Sequence[Layer], params: Sequence[Value], precision: Precision
-) -> list[Layer]:
-    """The layers, with limits on Winograd's tiles where `precision` asks for them, and where a
-    model's input is read that nothing bounds."""
+def limit_tiles(
+    layers: Sequence[Layer],
+    params: Sequence[Value],
+    precision: Precision,
+    limits: LimitsByValue,
+) -> None:
+    """Limit Winograd's tiles where `precision` asks for it, and where a model's input is read that
+    nothing bounds."""
     found = _Sources({p: p.name for p in params if _is_open(p, precision)})
-    return [found.limited(layer, precision) for layer in layers]
+    for layer in layers:
+        limits[layer.output] = found.limited(layer, limits.of(layer), precision)
 
 
 def _is_open(param: Value, precision: Precision) -> bool:
@@ -90,17 +96,19 @@ class _Sources:
         self._names: dict[Value, str] = dict(params)
         self._bounds: dict[Value, _Bounds] = dict.fromkeys(params, _OPEN)
 
-    def limited(self, layer: Layer, precision: Precision) -> Layer:
-        """A layer with its limit; layers come in the order in which they are computed."""
+    def limited(self, layer: Layer, own: LayerLimits, precision: Precision) -> LayerLimits:
+        """What a layer's `own` limits become; layers come in the order in which they are
+        computed."""
         self._follow(layer)
         if not isinstance(layer.operator, Convolution):
-            return layer
+            return own
         if precision.is_direct(layer.nodes):
-            return layer.within(most_results=0, reason="[compile] exact")
+            return replace(own, most_results=0, reason="[compile] exact")
         source = self._names.get(layer.inputs[0])
-        if source is None or _largest_tile(layer) <= UNBOUNDED:
-            return layer
-        return layer.within(most_results=UNBOUNDED, reason=f"nothing bounds the input '{source}'")
+        if source is None or _largest_tile(layer, own) <= UNBOUNDED:
+            return own
+        why = f"nothing bounds the input '{source}'"
+        return replace(own, most_results=UNBOUNDED, reason=why)
 
     def _follow(self, layer: Layer) -> None:
         """Note what a layer's results are as large as."""
@@ -132,8 +140,9 @@ class _Sources:
         return steps[-1]
 
 
-def _largest_tile(layer: Layer) -> int:
-    found = (rule.largest_tile(layer) for rule in RULES if rule.largest_tile is not None)
+def _largest_tile(layer: Layer, limits: LayerLimits) -> int:
+    able = (rule.within(limits) for rule in RULES)
+    found = (rule.largest_tile(layer) for rule in able if rule.largest_tile is not None)
     return max(found, default=0)
 
 

@@ -21,14 +21,14 @@ from edgepack.compiler.layers.tensors import ValueTable, variables
 from edgepack.compiler.layers.turn import Turned, turn
 from edgepack.compiler.place import budget
 from edgepack.compiler.place.channel_parts import with_parts
-from edgepack.compiler.place.headroom import Headroom, lanes_of_joints, with_less
-from edgepack.compiler.place.limits import with_small_tiles
+from edgepack.compiler.place.headroom import Headroom, lanes_of_joints, limit_scratch
+from edgepack.compiler.place.limits import limit_tiles
 from edgepack.compiler.place.order import as_late_as_possible
 from edgepack.compiler.place.rows import rule_of_rows, with_results_in_queries
-from edgepack.compiler.place.streams import in_rows_where_faster, with_streams
+from edgepack.compiler.place.streams import faster_in_rows, with_streams
 from edgepack.compiler.settings import DEFAULTS, CompileSettings
 from edgepack.frontend.precision import Precision, misfit
-from edgepack.kernels.choices import Choices, Way
+from edgepack.kernels.choices import Choices
 from edgepack.kernels.integer import IntegerOperator
 from edgepack.kernels.layer import (
     Attention,
@@ -42,6 +42,7 @@ from edgepack.kernels.layer import (
     Softmax,
     View,
 )
+from edgepack.kernels.limits import LayerLimits, LimitsByValue
 from edgepack.kernels.rules.rule import LayerSite, RowsSite, Rule, product
 from edgepack.kernels.rules.table import CONVERSION
 from edgepack.kernels.signature import signature_of
@@ -85,15 +86,16 @@ class PlacedLayer:
 class Placement:
     """What is decided of a function.
 
-    `layers` are in the order of their calls, and `layouts` those of the blocked values. A value in
-    `roots` has the bytes of another one, which stands for it everywhere. For one in `twins` another
-    one is computed, the same image with rows and columns in each other's place. `values` stand for
-    the function's variables.
+    `layers` are in the order of their calls, made within `limits`, and `layouts` those of the
+    blocked values. A value in `roots` has the bytes of another one, which stands for it everywhere.
+    For one in `twins` another one is computed, the same image with rows and columns in each other's
+    place. `values` stand for the function's variables.
     """
 
     cpu: CpuModel
     choices: Choices
     layers: tuple[PlacedLayer, ...]
+    limits: LimitsByValue
     layouts: Mapping[Value, Blocked]
     roots: Mapping[Value, Value]
     twins: Mapping[Value, Value]
@@ -105,14 +107,21 @@ class Placement:
 
     def site(self, layer: Layer, *, by_pixels: bool) -> LayerSite:
         """Where a layer with a rule of images is; see `LayerSite`."""
-        choice = self.choices.get(signature_of(layer))
-        return _site(layer, self.layouts, self.cpu, by_pixels=by_pixels, choice=choice)
+        return replace(
+            _site(layer, self.layouts, self.cpu),
+            by_pixels=by_pixels,
+            limits=self.limits.of(layer),
+            choice=self.choices.get(signature_of(layer, self.limits)),
+        )
 
     def rows_site(self, layer: Layer, rule: Rule) -> RowsSite:
         """Where a layer on tensors as the model has them is."""
         assert rule.rows is not None
-        choice = self.choices.get(signature_of(layer))
-        return replace(rule.rows(layer, self.cpu), choice=choice)
+        return replace(
+            rule.rows(layer, self.cpu),
+            limits=self.limits.of(layer),
+            choice=self.choices.get(signature_of(layer, self.limits)),
+        )
 
 
 def place_layers(
@@ -153,17 +162,19 @@ def place_layers(
 
 @dataclass(frozen=True, kw_only=True)
 class _Arranged:
-    """Layers in one order, and what is in use then."""
+    """Layers in one order, their limits, and what is in use then."""
 
     turned: Turned
     layers: list[Layer]
+    limits: LimitsByValue
     room: Headroom
 
 
 @dataclass(kw_only=True)
 class _Placing:
-    """What is decided so far. `choices` are those that were given, and more; `whole` are values
-    that are made as a whole, `slots` the joints that values are written into."""
+    """What is decided so far. `choices` are those that were given, and more; `limits` are what
+    layers are to keep to, `whole` values that are made as a whole, `slots` the joints that values
+    are written into."""
 
     main: relax.Function
     read: Reading
@@ -174,6 +185,7 @@ class _Placing:
     layers: Sequence[Layer]
     inputs: Sequence[Value]
     outputs: Sequence[Value]
+    limits: LimitsByValue = field(default_factory=LimitsByValue)
     roots: dict[Value, Value] = field(default_factory=dict)
     twins: Mapping[Value, Value] = field(default_factory=dict)
     whole: set[Value] = field(default_factory=set)
@@ -199,7 +211,7 @@ class _Placing:
         if self.settings.lean and chosen.room.is_short(*chosen.layers):
             late = self._arranged(as_late_as_possible(self.layers, self.outputs))
             chosen = min(chosen, late, key=lambda item: item.room.most(*item.layers))
-        self.layers, self.room = chosen.layers, chosen.room
+        self.layers, self.limits, self.room = chosen.layers, chosen.limits, chosen.room
         turned = chosen.turned
         self.twins = turned.twins
         self.roots = {value: turned.same.get(root, root) for value, root in self.roots.items()}
@@ -207,23 +219,25 @@ class _Placing:
         self.whole = {*self.outputs, *map(turned.now, self.outputs)}
 
     def _arranged(self, some: Sequence[Layer]) -> _Arranged:
-        turned = turn(fuse(some, self.outputs), self.outputs, self.cpu)
+        turned, limits = turn(fuse(some, self.outputs), self.outputs, self.cpu), LimitsByValue()
         made = [
-            _with_precision(layer, self.settings.precision, self.rules, self.cpu)
+            _with_precision(layer, self.settings.precision, self.rules, self.cpu, limits)
             for layer in turned.layers
         ]
-        made = with_small_tiles(made, self.inputs, self.settings.precision)
+        limit_tiles(made, self.inputs, self.settings.precision, limits)
         whole = {*self.outputs, *map(turned.now, self.outputs)}
         made = with_results_in_queries(made, {*self.inputs, *whole}, self.rules, self.cpu)
         room = Headroom(made, whole, self.cpu)
         if self.settings.lean:
-            made = with_parts(made, whole, self.cpu, self.rules, room)
+            made = with_parts(made, whole, self.cpu, self.rules, room, limits)
             room = room.with_others(made)
-        return _Arranged(turned=turned, layers=made, room=room)
+        return _Arranged(turned=turned, layers=made, limits=limits, room=room)
 
     def find_rows(self) -> None:
         """Find what had better be made some rows at a time than by Winograd's algorithm."""
-        self.layers = in_rows_where_faster(self.layers, self.whole, self.rules, self.cpu)
+        found = faster_in_rows(self.layers, self.whole, self.rules, self.cpu, self.limits)
+        for layer in found:
+            self.limits[layer.output] = replace(self.limits.of(layer), most_results=0)
 
     def spend_weights(self) -> None:
         """Choose the forms that store more weights, within what may be stored."""
@@ -235,6 +249,7 @@ class _Placing:
                 self.rules,
                 spare,
                 self.choices,
+                limits=self.limits,
                 frugal=self.settings.lean,
                 room=self.scarce.for_weights if self.scarce else None,
             )
@@ -243,15 +258,15 @@ class _Placing:
     def spare_scratch(self) -> None:
         """Choose forms that make do with the scratch memory that is left."""
         if self.scarce is not None:
-            layers = [self.scarce.told(layer) for layer in self.layers]
             given = self.settings.choices
             now = replace(self.settings, choices=self.choices)
-            self.layers, less = with_less(layers, self.scarce, self.cpu, now, given)
+            less = limit_scratch(self.layers, self.scarce, self.cpu, now, given, self.limits)
             self.choices = {**self.choices, **less, **given}
 
     def take(self) -> None:
         """Find the rule of each image."""
-        self.taken = _take(self.layers, self.cpu, replace(self.settings, choices=self.choices))
+        settings = replace(self.settings, choices=self.choices)
+        self.taken = _take(self.layers, self.cpu, settings, self.limits)
 
     def convert(self) -> None:
         """Put conversions between layers of different elements."""
@@ -273,6 +288,7 @@ class _Placing:
             self.whole,
             rules=self.rules,
             cpu=self.cpu,
+            limits=self.limits,
             room=self.scarce,
         )
 
@@ -291,6 +307,7 @@ class _Placing:
             cpu=self.cpu,
             choices=self.choices,
             layers=tuple(chain.from_iterable(map(self._placed, self.layers))),
+            limits=self.limits,
             layouts=self.layouts,
             roots=self.roots,
             twins=self.twins,
@@ -303,7 +320,7 @@ class _Placing:
             return _in_rows(layer, self.read, self.rules, self.cpu)
         if rule.view_at is None and rule.joining is None:
             return [PlacedLayer(layer=layer, rule=rule)]
-        site = _site(layer, self.layouts, self.cpu, by_pixels=False, choice=None)
+        site = _site(layer, self.layouts, self.cpu)
         return [PlacedLayer(layer=layer, rule=rule, alias=_alias(rule, site, self.slots))]
 
 
@@ -380,9 +397,10 @@ def _on_roots(layer: Layer, roots: Mapping[Value, Value]) -> Layer:
 
 
 def _with_precision(
-    layer: Layer, precision: Precision, rules: Sequence[Rule], cpu: CpuModel
+    layer: Layer, precision: Precision, rules: Sequence[Rule], cpu: CpuModel, limits: LimitsByValue
 ) -> Layer:
-    """The layer in half precision, as far as the CPU can and its values allow."""
+    """The layer in half precision, as far as the CPU can and its values allow; if not, `limits` say
+    why, else how large Winograd's tiles may be."""
     operator, of_rows = layer.operator, isinstance(layer.operator, Plain)
     halves = precision.is_half and cpu.computes(FLOAT16)
     if isinstance(operator, IntegerOperator) or (
@@ -390,8 +408,8 @@ def _with_precision(
     ):
         return layer
     if not precision.is_half:
-        why = _reason(layer, precision.floats or {})
-        return layer.within(exact=why)
+        limits[layer.output] = LayerLimits(exact=_reason(layer, precision.floats or {}))
+        return layer
     element = FLOAT16 if halves else FLOAT32
     why = ""
     if isinstance(operator, Convolution | RowProduct):
@@ -401,13 +419,14 @@ def _with_precision(
     if element == FLOAT16:
         why = why or _reason(layer, precision.exact)
     if why:
-        return layer.within(exact=why)
+        limits[layer.output] = LayerLimits(exact=why)
+        return layer
     if of_rows:
         half = replace(layer, element=element, weights=element)
         return layer if rule_of_rows(half, rules, cpu) is None else half
-    most = _told(layer, precision.winograd) if halves else None
-    made = replace(layer, element=element, weights=FLOAT16)
-    return made.within(most_results=most)
+    if halves:
+        limits[layer.output] = LayerLimits(most_results=_told(layer, precision.winograd))
+    return replace(layer, element=element, weights=FLOAT16)
 
 
 # Layers of rows that have kernels in half precision.
@@ -458,7 +477,9 @@ def _with_conversions(layers: Sequence[Layer], taken: MutableMapping[Value, Rule
 # ------------------------------------------------ rules
 
 
-def _take(layers: Sequence[Layer], cpu: CpuModel, settings: CompileSettings) -> dict[Value, Rule]:
+def _take(
+    layers: Sequence[Layer], cpu: CpuModel, settings: CompileSettings, limits: LimitsByValue
+) -> dict[Value, Rule]:
     """Who makes each result; what is left out stays with TVM."""
     taken: dict[Value, Rule] = {}
     rules, choices = settings.tried, settings.choices
@@ -475,12 +496,12 @@ def _take(layers: Sequence[Layer], cpu: CpuModel, settings: CompileSettings) -> 
             for rule in rules
             if rule.rows is None and (rule.halves or layer.element != FLOAT16)
         ]
-        choice = choices.get(signature_of(layer)) if choices else None
-        rule = None
+        choice = choices.get(signature_of(layer, limits)) if choices else None
+        own, rule = limits.of(layer), None
         if choice is not None:
             named = (rule for rule in able if rule.name == choice.rule)
-            rule = next((rule for rule in named if rule.can(layer, cpu)), None)
-        rule = rule or next((rule for rule in able if rule.takes(layer, cpu)), None)
+            rule = next((rule for rule in named if rule.within(own).can(layer, cpu)), None)
+        rule = rule or next((rule for rule in able if rule.within(own).takes(layer, cpu)), None)
         if rule is not None:
             taken[layer.output] = rule
     return taken
@@ -647,23 +668,14 @@ def _layouts(
     return {value: layout(value) for value in dict.fromkeys(values)}
 
 
-def _site(
-    layer: Layer,
-    layouts: Mapping[Value, Blocked],
-    cpu: CpuModel,
-    *,
-    by_pixels: bool,
-    choice: Way | None,
-) -> LayerSite:
+def _site(layer: Layer, layouts: Mapping[Value, Blocked], cpu: CpuModel) -> LayerSite:
     return LayerSite(
         layer=layer,
         inputs=tuple(layouts[value] for value in layer.inputs),
         operands=tuple(layouts[value] for value in layer.operands),
         output=layouts[layer.output],
         mean=layouts[layer.mean] if layer.mean is not None else None,
-        by_pixels=by_pixels,
         cpu=cpu,
-        choice=choice,
     )
 
 

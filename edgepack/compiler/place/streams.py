@@ -7,29 +7,34 @@ from dataclasses import replace
 
 from edgepack.compiler.place.headroom import Headroom
 from edgepack.kernels.layer import Convolution, Layer, Pooling, Streamed, count_uses
+from edgepack.kernels.limits import LimitsByValue
 from edgepack.kernels.rules.rule import Pair, Pairing, Rule
 from edgepack.kernels.tiles.cpu import CpuModel
 from edgepack.kernels.value import Value
 
 
-def in_rows_where_faster(
-    layers: Sequence[Layer], outputs: Collection[Value], rules: Sequence[Rule], cpu: CpuModel
+def faster_in_rows(
+    layers: Sequence[Layer],
+    outputs: Collection[Value],
+    rules: Sequence[Rule],
+    cpu: CpuModel,
+    limits: LimitsByValue,
 ) -> list[Layer]:
-    """The layers, of which those that had better be made some rows at a time, with the layer that
-    reads them, are not to be made by Winograd's algorithm."""
+    """Those of the layers that had better be made some rows at a time, with the layer that reads
+    them, than by Winograd's algorithm."""
     readers = _only_readers(layers, outputs)
     pairings = _pairings(rules)
 
-    def is_marked(first: Layer) -> bool:
+    def is_faster(first: Layer) -> bool:
         layer = readers.get(first.output)
         if layer is None or not isinstance(layer.operator, Convolution | Pooling):
             return False
         if not isinstance(first.operator, Convolution) or not _agree(first, layer):
             return False
-        both = _together(first, layer)
-        return any(pairing.instead(both, cpu) for pairing in pairings.values())
+        both, own = _together(first, layer), limits.of(first)
+        return any(pairing.instead(both, own, cpu) for pairing in pairings.values())
 
-    return [layer.within(most_results=0) if is_marked(layer) else layer for layer in layers]
+    return list(filter(is_faster, layers))
 
 
 def _pairings(rules: Sequence[Rule]) -> dict[str, Pairing]:
@@ -52,10 +57,12 @@ def with_streams(
     *,
     rules: Sequence[Rule],
     cpu: CpuModel,
+    limits: LimitsByValue,
     room: Headroom | None = None,
 ) -> list[Layer]:
-    """The layers, pairs of which are one, and their rule in `taken`. Of `outputs` each is made as a
-    whole. There is `room` for scratch memory, None: as much as there may be."""
+    """The layers, pairs of which are one, their rule in `taken` and the scratch memory that they
+    keep to in `limits`. Of `outputs` each is made as a whole. There is `room` for scratch memory,
+    None: as much as there may be."""
     uses = count_uses(layers, outputs)
     makers = {layer.output: layer for layer in layers}
     pairs = dict[Value, Layer]()
@@ -74,16 +81,14 @@ def with_streams(
     for output in gone:
         del taken[output]
     made = [pairs.get(layer.output, layer) for layer in layers if layer.output not in gone]
-    if room is None:
-        return made
-    left = room.with_others(made)
-
-    def within(pair: Layer) -> Layer:
-        pairing = taken[pair.output].pairing
-        assert pairing is not None
-        return pairing.within(pair, left.of(pair), cpu)
-
-    return [within(layer) if layer.output in pairs else layer for layer in made]
+    if room is not None:
+        left = room.with_others(made)
+        for output, pair in pairs.items():
+            pairing, most = taken[output].pairing, left.of(pair)
+            assert pairing is not None
+            if pairing.keeps_to(pair, most, cpu):
+                limits[output] = replace(limits.of(pair), room=most)
+    return made
 
 
 def _makes(rule: Rule, pair: Pair, cpu: CpuModel) -> bool:

@@ -19,7 +19,7 @@ def survey(placement: Placement, settings: CompileSettings) -> tuple[Tunable, ..
     """
     found: dict[str, list[PlacedLayer]] = {}
     for placed in placement.layers:
-        signature = signature_of(placed.layer)
+        signature = signature_of(placed.layer, placement.limits)
         if placed.rule is not None and placed.alias is None and signature:
             found.setdefault(signature, []).append(placed)
     tunables = (
@@ -68,7 +68,7 @@ def _by_other_rules(
         way
         for rule in settings.tried
         if rule is not taken and rule.can_take is not None
-        if rule.can(site.layer, placement.cpu)
+        if rule.within(site.limits).can(site.layer, placement.cpu)
         if rule.halves or site.layer.element != FLOAT16
         for way in rule.ways(site)[:_OF_ANOTHER_RULE]
     ]

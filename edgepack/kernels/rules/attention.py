@@ -119,7 +119,7 @@ class AttentionKernel:
     def __init__(self, site: RowsSite) -> None:
         assert isinstance(site.layer.operator, Attention)
         assert isinstance(site.output, Rows)
-        self.attention, self.cpu, self.room = site.layer.operator, site.cpu, site.layer.limits.room
+        self.attention, self.cpu, self.room = site.layer.operator, site.cpu, site.limits.room
         self.chosen = site.chosen(NAME) or Way(rule=NAME)
         self.element = site.layer.element
         self.inputs, self.out_size = site.inputs, product(site.output.shape)

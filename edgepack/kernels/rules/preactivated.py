@@ -101,15 +101,13 @@ def _bands(
     return lowest
 
 
-def within(pair: Layer, room: int, cpu: CpuModel) -> Layer:
-    """Such a pair, told of its room where its bands would take more."""
+def keeps_to(pair: Layer, room: int, cpu: CpuModel) -> bool:
+    """Where the bands would take more."""
     operator = pair.operator
     assert isinstance(operator, Streamed)
     between = image_of(operator.first, cpu)
     cycles = _cycles(operator.first, replace(pair, operator=operator.reader), cpu)
-    limited = pair.within(room=room)
-    free, less = (_bands(between, cycles, cpu, layer.limits.room) for layer in (pair, limited))
-    return pair if free == less else limited
+    return _bands(between, cycles, cpu) != _bands(between, cycles, cpu, room)
 
 
 def takes_pair(pair: Pair, cpu: CpuModel) -> bool:
@@ -128,7 +126,7 @@ def make(site: LayerSite) -> LayerKernel:
     given, output = site.inputs[0], site.output
     between = image_of(first, cpu)
     reader = replace(layer, operator=operator.reader)
-    shares = _bands(between, _cycles(first, reader, cpu), cpu, layer.limits.room)
+    shares = _bands(between, _cycles(first, reader, cpu), cpu, site.limits.room)
     assert shares is not None
     weight = convolution.dense_weight(operator.reader, 1)
     shape = Shape.of(weight, between, output)
@@ -267,5 +265,5 @@ RULE = Rule(
     make=make,
     kept=True,
     ways=ways,
-    pairing=Pairing(takes=takes_pair, within=within),
+    pairing=Pairing(takes=takes_pair, keeps_to=keeps_to),
 )

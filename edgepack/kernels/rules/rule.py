@@ -11,6 +11,7 @@ from tvm import tirx
 
 from edgepack.kernels.choices import Ranked, Way
 from edgepack.kernels.layer import Layer
+from edgepack.kernels.limits import FREE, LayerLimits
 from edgepack.kernels.tiles.cpu import CpuModel
 from edgepack.kernels.tiles.element import FLOAT32
 from edgepack.kernels.tiles.epilogue import Epilogue
@@ -20,11 +21,12 @@ from edgepack.kernels.value import extent
 
 @dataclass(frozen=True, kw_only=True)
 class KernelSite:
-    """A layer, the CPU it will run on, and how its kernel is to be made, if not as the cost model
-    says."""
+    """A layer, the CPU it will run on, the limits that its kernel keeps to, and how that is to be
+    made, if not as the cost model says."""
 
     layer: Layer
     cpu: CpuModel
+    limits: LayerLimits = FREE
     choice: Way | None = None
 
     def chosen(self, rule: str) -> Way | None:
@@ -129,14 +131,15 @@ class Pair:
 class Pairing:
     """What a rule says of pairs that it makes in one kernel.
 
-    `takes`: whether it does, for that is faster, or memory is short. `within` is a layer of both
-    told of its room for scratch memory, where that makes a difference. `instead`: whether it had
-    better make a pair than a rule that makes the first one as a whole, with more weights.
+    `takes`: whether it does, for that is faster, or memory is short. `keeps_to`: whether a layer of
+    both is to take no more than so many bytes of scratch memory, where that makes a difference.
+    `instead`: whether it had better make a layer of both than another rule the first one, which has
+    limits, as a whole with more weights.
     """
 
     takes: Callable[[Pair, CpuModel], bool]
-    within: Callable[[Layer, int, CpuModel], Layer]
-    instead: Callable[[Layer, CpuModel], bool] = lambda _both, _cpu: False
+    keeps_to: Callable[[Layer, int, CpuModel], bool]
+    instead: Callable[[Layer, LayerLimits, CpuModel], bool] = lambda _both, _first, _cpu: False
 
 
 def _never(_layer: Layer, _cpu: CpuModel) -> bool:
@@ -170,7 +173,8 @@ class Rule:
     `view_at` says (None: it has to be copied), or as all inputs (`joining`).
     `in_place_of_queries`: it puts the results of an attention there, if that says so.
     `pairing` is there if it makes two layers at a time. `largest_tile` says of a layer how many
-    results a tile has at most, in one direction, where large ones are less exact.
+    results a tile has at most, in one direction, where large ones are less exact. `limited` is the
+    rule for layers within limits, if these decide what it takes and which forms there are.
 
     `ways` are all ways to make a layer's kernel, each as a choice that says everything; the first
     is the rule's own, and the cheapest by the cost model. `can_take` is there if it can make
@@ -196,6 +200,11 @@ class Rule:
     largest_tile: Callable[[Layer], int] | None = None
     ways: Callable[[Any], list[Ranked]] = _no_ways
     can_take: Callable[[Layer, CpuModel], bool] | None = None
+    limited: Callable[[LayerLimits], Rule] | None = None
+
+    def within(self, limits: LayerLimits) -> Rule:
+        """The rule to ask about a layer with such limits; its kernel is made by this one."""
+        return self if self.limited is None else self.limited(limits)
 
     def can(self, layer: Layer, cpu: CpuModel) -> bool:
         """Whether it can make a layer, be it faster or not."""

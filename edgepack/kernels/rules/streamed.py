@@ -23,11 +23,13 @@ from tvm import tirx
 
 from edgepack.kernels.choices import Ranked, Way
 from edgepack.kernels.layer import Convolution, Layer, Operator, Pooling, Streamed
+from edgepack.kernels.limits import LayerLimits
 from edgepack.kernels.rules import convolution, depthwise, pooling, winograd_plan
 from edgepack.kernels.rules.depthwise import DepthwiseKernel
 from edgepack.kernels.rules.grouped import GroupedKernel, blocks_of_group
 from edgepack.kernels.rules.pooling import PoolingKernel
 from edgepack.kernels.rules.rule import (
+    KernelSite,
     LayerKernel,
     LayerSite,
     Pair,
@@ -71,25 +73,24 @@ def _parts(layer: Layer) -> tuple[Layer, Layer]:
     return operator.first, replace(layer, operator=operator.reader, inputs=inputs)
 
 
-def can_take(pair: Layer, cpu: CpuModel) -> bool:
+def can_take(pair: Layer, cpu: CpuModel, room: int | None = None) -> bool:
     """Whether there can be a kernel of both: the cores can share its making, and there is room for
     its scratch memory."""
     first, layer = _parts(pair)
     around = _between(first, layer, cpu).halo
-    return not (around.top or around.bottom) and _chosen(first, layer, cpu, None) is not None
+    return not (around.top or around.bottom) and _chosen(first, layer, cpu, room) is not None
 
 
-def within(pair: Layer, room: int, cpu: CpuModel) -> Layer:
-    """Such a pair, told of its room where it would take more, and takes less without being much
-    slower, or is possible with less only: then there are more tiles to choose from."""
+def keeps_to(pair: Layer, room: int, cpu: CpuModel) -> bool:
+    """Where it would take more, and takes less without being much slower, or is possible with less
+    only: then there are more tiles to choose from."""
     first, layer = _parts(pair)
-    limited = pair.within(room=room)
-    free, less = (_chosen(first, item, cpu, None) for item in (layer, _parts(limited)[1]))
+    free, less = (_chosen(first, layer, cpu, most) for most in (None, room))
     if free is None or less is None:
-        return limited if free is None else pair
+        return free is None
     if free.scratch_bytes(_between(first, layer, cpu)) <= room:
-        return pair
-    return limited if less.tile.cycles <= _MOST_SLOWER * free.tile.cycles else pair
+        return False
+    return less.tile.cycles <= _MOST_SLOWER * free.tile.cycles
 
 
 def is_faster(pair: Layer, cpu: CpuModel) -> bool:
@@ -108,7 +109,7 @@ def takes_pair(pair: Pair, cpu: CpuModel) -> bool:
     if is_faster(pair.both, cpu):
         return can_take(pair.both, cpu)
     room = pair.short()
-    return room is not None and can_take(pair.both.within(room=room), cpu)
+    return room is not None and can_take(pair.both, cpu, room)
 
 
 def _has_groups(layer: Layer, rule: Rule | None) -> bool:
@@ -119,15 +120,15 @@ def _has_groups(layer: Layer, rule: Rule | None) -> bool:
     return operator.groups > 1 and operator.kernel[0] > 1 and not operator.gated
 
 
-def is_better_than_a_whole(both: Layer, cpu: CpuModel) -> bool:
-    """Whether what could be made as a whole by Winograd's algorithm, and is read row by row, had
-    better be made in rows."""
+def is_better_than_a_whole(both: Layer, limits: LayerLimits, cpu: CpuModel) -> bool:
+    """Whether what could be made as a whole by Winograd's algorithm, within its `limits`, and is
+    read row by row, had better be made in rows."""
     first, layer = _parts(both)
-    if not winograd_plan.can_take(first) or first.operands or not _reads_rows(layer):
+    if not winograd_plan.can_take(first, limits) or first.operands or not _reads_rows(layer):
         return False
     if not is_faster(both, cpu) or not can_take(both, cpu):
         return False
-    return not winograd_plan.is_worth_a_whole(first, cpu)
+    return not winograd_plan.is_worth_a_whole(KernelSite(layer=first, cpu=cpu, limits=limits))
 
 
 def _reads_rows(layer: Layer) -> bool:
@@ -218,20 +219,24 @@ def _blocks_of_group(layer: Layer, cpu: CpuModel) -> int:
     return blocks_of_group(layer.operator, layer.element, cpu)
 
 
-def _chosen(first: Layer, layer: Layer, cpu: CpuModel, choice: Way | None) -> _Partition | None:
+def _chosen(
+    first: Layer, layer: Layer, cpu: CpuModel, room: int | None, choice: Way | None = None
+) -> _Partition | None:
     """The partition with the tile of `choice`, if it has one that can be held, or the cheapest;
-    where there is little room, the cheapest one that there is room for."""
+    where there is little `room`, the cheapest one that there is room for."""
     tiles = _tiles(first, layer, cpu)
     wanted = choice.tile if choice else None
     named = (tile for tile in tiles if (tile.pixels, tile.vectors) == wanted)
-    others = tiles[:1] if layer.limits.room is None else tiles
-    found = (_partition(first, layer, cpu, tile) for tile in (*named, *others))
+    others = tiles[:1] if room is None else tiles
+    found = (_partition(first, layer, cpu, tile, room) for tile in (*named, *others))
     return next((item for item in found if item is not None), None)
 
 
-def _partition(first: Layer, layer: Layer, cpu: CpuModel, tile: RegisterTile) -> _Partition | None:
-    """The tallest bands that the cache has room for; None if the cores would not be busy, or bands
-    were too low to be worth it."""
+def _partition(
+    first: Layer, layer: Layer, cpu: CpuModel, tile: RegisterTile, room: int | None
+) -> _Partition | None:
+    """The tallest bands that the cache and `room` allow; None if the cores would not be busy, or
+    bands were too low to be worth it."""
     operator, between, shape = layer.operator, _between(first, layer, cpu), _shape(first, cpu)
     assert isinstance(operator, Convolution | Pooling)
     height, stride = extent(layer.output)[2], operator.stride[0]
@@ -258,7 +263,7 @@ def _partition(first: Layer, layer: Layer, cpu: CpuModel, tile: RegisterTile) ->
                 held=held,
                 kept=kept,
             )
-            if layer.limits.room is None or found.scratch_bytes(between) <= layer.limits.room:
+            if room is None or found.scratch_bytes(between) <= room:
                 return found
     return None
 
@@ -306,7 +311,7 @@ class _StreamedKernel:
         assert isinstance(operator, Streamed)
         first, layer = _parts(site.layer)
         assert isinstance(first.operator, Convolution)
-        partition = _chosen(first, layer, cpu, site.chosen(RULE.name))
+        partition = _chosen(first, layer, cpu, site.limits.room, site.chosen(RULE.name))
         assert partition is not None
         self.site, self.operator, self.partition = site, operator, partition
         self.convolution, self.between = first.operator, _between(first, layer, cpu)
@@ -563,7 +568,7 @@ def ways(site: LayerSite) -> list[Ranked]:
     first, layer = _parts(site.layer)
     found = []
     for tile in _tiles(first, layer, site.cpu):
-        if _partition(first, layer, site.cpu, tile) is not None:
+        if _partition(first, layer, site.cpu, tile, site.limits.room) is not None:
             choice = Way(rule=RULE.name, pixels=tile.pixels, vectors=tile.vectors)
             found.append(Ranked(choice=choice, cycles=tile.cycles))
     return found
@@ -577,5 +582,5 @@ RULE = Rule(
     reads_planar=reads_planar,
     kept=True,
     ways=ways,
-    pairing=Pairing(takes=takes_pair, within=within, instead=is_better_than_a_whole),
+    pairing=Pairing(takes=takes_pair, keeps_to=keeps_to, instead=is_better_than_a_whole),
 )

@@ -41,8 +41,9 @@ from tvm import tirx
 
 from edgepack.kernels.choices import FRESH, Ranked, Way
 from edgepack.kernels.layer import Convolution, Layer
+from edgepack.kernels.limits import FREE, LayerLimits
 from edgepack.kernels.rules import convolution
-from edgepack.kernels.rules.rule import LayerKernel, LayerSite, Rule
+from edgepack.kernels.rules.rule import KernelSite, LayerKernel, LayerSite, Rule
 from edgepack.kernels.rules.winograd_plan import (
     SIZES,
     TileChunk,
@@ -89,14 +90,12 @@ class _WinogradKernel:
         operator = site.layer.operator
         assert isinstance(operator, Convolution)
         self.site, self.operator = site, operator
-        self.plan = plan(site.layer, site.cpu, sizes, site.chosen(_NAME))
+        self.plan = plan(site, sizes, site.chosen(_NAME))
         cpu = site.cpu
         self.channels = channels_of(site.layer, cpu)
         self.form = self.plan.form
         self.workers = cpu.cores if worth_sharing(self.plan.cycles, cpu) else 1
-        self.by_chunks = self.workers == 1 or shares_chunks(
-            site.layer, self.form, self.plan.grid, cpu
-        )
+        self.by_chunks = self.workers == 1 or shares_chunks(site, self.form, self.plan.grid)
         self.source, self.target = Image("source", site.inputs[0]), Image("target", site.output)
         self.epilogue = site.epilogue()
         # Assembly takes coefficients from vectors: those of the way there and of the way back.
@@ -834,20 +833,29 @@ def _shared(
     return tir.loop_of("piece", -(-count // each), work, parallel=True)
 
 
-def rule(sizes: Collection[int] = SIZES, *, always: bool = False, fresh: bool = False) -> Rule:
+def rule(
+    sizes: Collection[int] = SIZES,
+    *,
+    always: bool = False,
+    fresh: bool = False,
+    limits: LayerLimits = FREE,
+) -> Rule:
     """The rule, with tiles of `sizes` results in one direction to choose from.
 
     It takes what it makes faster; with `always`, all that it can. `fresh`: weights are transformed
-    in each run, where no choice says otherwise.
+    in each run, where no choice says otherwise. The layers that it is asked about have `limits`.
     """
 
+    def asked(layer: Layer, cpu: CpuModel) -> KernelSite:
+        return KernelSite(layer=layer, cpu=cpu, limits=limits)
+
     def can(layer: Layer, cpu: CpuModel) -> bool:
-        return can_take(layer, sizes) and has_room(layer, cpu, sizes)
+        return can_take(layer, limits, sizes) and has_room(asked(layer, cpu), sizes)
 
     def takes(layer: Layer, cpu: CpuModel) -> bool:
         if not can(layer, cpu):
             return False
-        return always or plan(layer, cpu, sizes).cycles < plain_cycles(layer, cpu)
+        return always or plan(asked(layer, cpu), sizes).cycles < plain_cycles(layer, cpu)
 
     def make(site: LayerSite) -> LayerKernel:
         if fresh and site.chosen(_NAME) is None and can_be_fresh(site.layer):
@@ -861,33 +869,35 @@ def rule(sizes: Collection[int] = SIZES, *, always: bool = False, fresh: bool = 
         halo=convolution.halo,
         more_weights=True,
         kept=True,
-        forms=partial(_forms, sizes),
+        forms=lambda layer, cpu: _forms(sizes, asked(layer, cpu)),
         ways=partial(_ways, sizes),
         can_take=can,
-        largest_tile=largest_tile,
+        largest_tile=partial(largest_tile, limits=limits),
+        limited=lambda limits: rule(sizes, always=always, fresh=fresh, limits=limits),
     )
 
 
-def _forms(sizes: Collection[int], layer: Layer, cpu: CpuModel) -> list[Ranked]:
+def _forms(sizes: Collection[int], site: KernelSite) -> list[Ranked]:
     """The plain convolution, and each size of tiles, with stored weights and fresh ones."""
+    layer, cpu = site.layer, site.cpu
     operator, channels = layer.operator, channels_of(layer, cpu)
     assert isinstance(operator, Convolution)
     outs = channels.out_blocks * channels.out_block
     plain = Way(rule=convolution.RULE.name)
     found = [Ranked(choice=plain, cycles=plain_cycles(layer, cpu))]
-    for results, fresh in product(allowed_sizes(layer, sizes), (False, True)):
+    for results, fresh in product(allowed_sizes(layer, site.limits, sizes), (False, True)):
         if fresh and not can_be_fresh(layer):
             continue
-        if not has_room(layer, cpu, (results,), fresh=fresh):
+        if not has_room(site, (results,), fresh=fresh):
             continue
         choice = Way(rule=_NAME, results=results, weights=FRESH if fresh else "")
-        way = plan(layer, cpu, (results,), choice if fresh else None)
+        way = plan(site, (results,), choice if fresh else None)
         # The bias is one for each position, too.
         taps = operator.weight[0, 0].size
         own = channels.ins * (taps if fresh else way.form.parts * way.form.factors) + way.positions
         own *= outs * channels.element.bytes
         more = own - channels.ins * outs * taps * layer.weights.bytes
-        scratch = all_bytes(layer, way.form, way.grid, cpu, fresh=fresh)
+        scratch = all_bytes(site, way.form, way.grid, fresh=fresh)
         found.append(
             Ranked(choice=choice, cycles=way.cycles, more_bytes=more, scratch_bytes=scratch)
         )
@@ -899,11 +909,11 @@ def _ways(sizes: Collection[int], site: LayerSite) -> list[Ranked]:
     found = []
     chosen = site.chosen(_NAME)
     weights = chosen.weights if chosen is not None and can_be_fresh(site.layer) else ""
-    for results in allowed_sizes(site.layer, sizes):
-        if not has_room(site.layer, site.cpu, (results,), fresh=bool(weights)):
+    for results in allowed_sizes(site.layer, site.limits, sizes):
+        if not has_room(site, (results,), fresh=bool(weights)):
             continue
         form = Way(rule=_NAME, results=results, weights=weights)
-        best = plan(site.layer, site.cpu, (results,), form if weights else None)
+        best = plan(site, (results,), form if weights else None)
         channels, grid = channels_of(site.layer, site.cpu), best.grid
         tiles = rank_products(channels, best.form, grid, site.cpu)
         # The chunks of the best one: what another tile costs beside it.
@@ -912,7 +922,7 @@ def _ways(sizes: Collection[int], site: LayerSite) -> list[Ranked]:
             cycles = beside + grid.chunks * site.output.batch * item.cycles
             choice = replace(form, pixels=item.pixels, vectors=item.vectors)
             found.append(Ranked(choice=choice, cycles=cycles))
-    own = plan(site.layer, site.cpu, sizes)
+    own = plan(site, sizes)
     tile = (own.results, own.product.pixels, own.product.vectors)
     return sorted(
         found,

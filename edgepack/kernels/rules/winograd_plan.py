@@ -11,7 +11,8 @@ import numpy as np
 
 from edgepack.kernels.choices import FRESH, Way
 from edgepack.kernels.layer import Convolution, Layer
-from edgepack.kernels.rules.rule import image_of
+from edgepack.kernels.limits import LayerLimits
+from edgepack.kernels.rules.rule import KernelSite, image_of
 from edgepack.kernels.tiles import tile, tir, toom_cook
 from edgepack.kernels.tiles.cpu import CpuModel
 from edgepack.kernels.tiles.element import FLOAT16, FLOAT32, Element
@@ -224,11 +225,11 @@ def channels_of(layer: Layer, cpu: CpuModel) -> Channels:
     )
 
 
-def _grids(layer: Layer, form: toom_cook.TileForm) -> Iterator[TileGrid]:
+def _grids(site: KernelSite, form: toom_cook.TileForm) -> Iterator[TileGrid]:
     """Ways to cut tiles into chunks: some whole rows, or a part of one, of at least `_FEWEST`
     tiles; all as even as can be."""
-    _, _, height, width = extent(layer.output)
-    fewest = _FEWEST if layer.limits.room is None else _FEWEST // 2
+    _, _, height, width = extent(site.layer.output)
+    fewest = _FEWEST if site.limits.room is None else _FEWEST // 2
     rows, columns = -(-height // form.down.results), -(-width // form.across.results)
     last = height - (rows - 1) * form.down.results, width - (columns - 1) * form.across.results
     for parts in range(1, rows + 1):
@@ -254,32 +255,28 @@ def _shortened(grid: TileGrid, form: toom_cook.TileForm) -> TileGrid:
     return replace(grid, short=(down, across))
 
 
-def has_room(
-    layer: Layer, cpu: CpuModel, sizes: Collection[int] = SIZES, *, fresh: bool = False
-) -> bool:
+def has_room(site: KernelSite, sizes: Collection[int] = SIZES, *, fresh: bool = False) -> bool:
     """Whether the layer may have the scratch memory that tiles of one of `sizes` need, with weights
     among it if they are `fresh`."""
-    return any(
-        any(_held(layer, cpu, results, fresh=fresh)) for results in allowed_sizes(layer, sizes)
-    )
+    allowed = allowed_sizes(site.layer, site.limits, sizes)
+    return any(any(_held(site, results, fresh=fresh)) for results in allowed)
 
 
-def _held(layer: Layer, cpu: CpuModel, results: int, *, fresh: bool) -> Iterator[TileGrid]:
+def _held(site: KernelSite, results: int, *, fresh: bool) -> Iterator[TileGrid]:
     """Ways to cut an image whose scratch memory a core's cache holds, and the layer's room."""
-    channels, form = channels_of(layer, cpu), forms_of(layer)[results]
-    for grid in set(_grids(layer, form)):
-        in_cache = _scratch_bytes(channels, form, grid.tiles) <= cpu.l2_bytes
-        scratch = all_bytes(layer, form, grid, cpu, fresh=fresh)
-        in_room = layer.limits.room is None or scratch <= layer.limits.room
+    channels, form = channels_of(site.layer, site.cpu), forms_of(site.layer)[results]
+    room = site.limits.room
+    for grid in set(_grids(site, form)):
+        in_cache = _scratch_bytes(channels, form, grid.tiles) <= site.cpu.l2_bytes
+        in_room = room is None or all_bytes(site, form, grid, fresh=fresh) <= room
         if in_room and (in_cache or grid.tiles <= _FEW_TILES):
             yield grid
 
 
-def all_bytes(
-    layer: Layer, form: toom_cook.TileForm, grid: TileGrid, cpu: CpuModel, *, fresh: bool
-) -> int:
+def all_bytes(site: KernelSite, form: toom_cook.TileForm, grid: TileGrid, *, fresh: bool) -> int:
     """The scratch memory of all cores, for one way to compute a layer."""
-    channels, shared = channels_of(layer, cpu), shares_chunks(layer, form, grid, cpu)
+    cpu = site.cpu
+    channels, shared = channels_of(site.layer, cpu), shares_chunks(site, form, grid)
     weights = _weight_bytes(channels, form) if fresh else 0
     if shared or cpu.cores == 1:
         return weights + cpu.cores * _bytes_of_core(channels, form, grid)
@@ -314,16 +311,16 @@ def _bytes_of_core(channels: Channels, form: toom_cook.TileForm, grid: TileGrid)
     return both // 2 if can_overlay(channels, form) else both
 
 
-def shares_chunks(layer: Layer, form: toom_cook.TileForm, grid: TileGrid, cpu: CpuModel) -> bool:
+def shares_chunks(site: KernelSite, form: toom_cook.TileForm, grid: TileGrid) -> bool:
     """Whether the cores share the chunks, each with scratch memory of its own, for which there is
     room: where they come out more even than with the work of each stage."""
-    channels, workers = channels_of(layer, cpu), cpu.cores
-    room = layer.limits.room
+    channels, workers = channels_of(site.layer, site.cpu), site.cpu.cores
+    room = site.limits.room
     if room is not None and workers * _bytes_of_core(channels, form, grid) > room:
         return False
     stages = (channels.in_blocks * form.parts, form.products, channels.out_blocks)
     by_stages = min(busy(items, workers) for items in stages)
-    return grid.busy(extent(layer.output)[0], workers) >= min(by_stages, BUSY_BY_PIECES)
+    return grid.busy(extent(site.layer.output)[0], workers) >= min(by_stages, BUSY_BY_PIECES)
 
 
 def can_overlay(channels: Channels, form: toom_cook.TileForm) -> bool:
@@ -334,64 +331,62 @@ def can_overlay(channels: Channels, form: toom_cook.TileForm) -> bool:
 
 
 def plan(
-    layer: Layer,
-    cpu: CpuModel,
-    sizes: Collection[int] = SIZES,
-    choice: Way | None = None,
+    site: KernelSite, sizes: Collection[int] = SIZES, choice: Way | None = None
 ) -> WinogradPlan:
     """The cheapest way to compute a layer by Winograd's algorithm, with tiles of one of `sizes`.
 
     A `choice` says which of them, and which tile the products have. The layer has room for one.
     """
-    sizes = allowed_sizes(layer, sizes)
-    fresh = choice is not None and choice.weights == FRESH and can_be_fresh(layer)
+    sizes = allowed_sizes(site.layer, site.limits, sizes)
+    fresh = choice is not None and choice.weights == FRESH and can_be_fresh(site.layer)
     if choice is not None and choice.results in sizes:
-        fresh = fresh and has_room(layer, cpu, [choice.results], fresh=True)
-        if fresh or has_room(layer, cpu, [choice.results]):
+        fresh = fresh and has_room(site, [choice.results], fresh=True)
+        if fresh or has_room(site, [choice.results]):
             sizes = [choice.results]
-    key = ("winograd", *_asked(layer), tuple(sizes), choice, fresh)
-    if key not in cpu.memo:
-        cpu.memo[key] = _cheapest(layer, cpu, sizes, choice, fresh=fresh)
-    made: WinogradPlan = cpu.memo[key]
+    memo = site.cpu.memo
+    key = ("winograd", *_asked(site), tuple(sizes), choice, fresh)
+    if key not in memo:
+        memo[key] = _cheapest(site, sizes, choice, fresh=fresh)
+    made: WinogradPlan = memo[key]
     return made
 
 
-def _asked(layer: Layer) -> tuple[object, ...]:
+def _asked(site: KernelSite) -> tuple[object, ...]:
     """All that a plan depends on of a layer."""
-    operator = layer.operator
+    layer, operator = site.layer, site.layer.operator
     assert isinstance(operator, Convolution)
     extents = extent(layer.inputs[0]), extent(layer.output)
-    return *extents, operator.kernel, operator.stride, layer.element, layer.limits.room
+    return *extents, operator.kernel, operator.stride, layer.element, site.limits.room
 
 
 def _cheapest(
-    layer: Layer, cpu: CpuModel, sizes: Collection[int], choice: Way | None, *, fresh: bool
+    site: KernelSite, sizes: Collection[int], choice: Way | None, *, fresh: bool
 ) -> WinogradPlan:
-    batch = extent(layer.output)[0]
+    forms, batch = forms_of(site.layer), extent(site.layer.output)[0]
     found = [
-        _cost(layer, forms_of(layer)[results], grid, cpu, choice, fresh=fresh)
+        _cost(site, forms[results], grid, choice, fresh=fresh)
         for results in sizes
-        for whole in _held(layer, cpu, results, fresh=fresh)
-        for grid in {whole, _shortened(whole, forms_of(layer)[results])}
+        for whole in _held(site, results, fresh=fresh)
+        for grid in {whole, _shortened(whole, forms[results])}
     ]
     # Of those that cost the same, nearly, the one that leaves the cores least to wait for.
     enough = 1.01 * min(item.cycles + item.waits for item in found)
     return min(
         (item for item in found if item.cycles + item.waits <= enough),
-        key=lambda item: (-item.grid.busy(batch, cpu.cores), item.cycles + item.waits),
+        key=lambda item: (-item.grid.busy(batch, site.cpu.cores), item.cycles + item.waits),
     )
 
 
 def _cost(
-    layer: Layer,
+    site: KernelSite,
     form: toom_cook.TileForm,
     grid: TileGrid,
-    cpu: CpuModel,
     choice: Way | None,
     *,
     fresh: bool,
 ) -> WinogradPlan:
-    batch, channels = extent(layer.output)[0], channels_of(layer, cpu)
+    cpu = site.cpu
+    batch, channels = extent(site.layer.output)[0], channels_of(site.layer, cpu)
     chunks = grid.chunks * batch
     product = choose_among(rank_products(channels, form, grid, cpu), choice)
     weights = _weight_bytes(channels, form)
@@ -414,7 +409,7 @@ def _cost(
     # What does not fit the cache is written to memory and read back.
     spilled = max(0, _scratch_bytes(channels, form, grid.tiles) - cpu.l2_bytes)
     cycles += chunks * 2 * spilled / cpu.memory_bandwidth
-    by_stages = cpu.cores > 1 and not shares_chunks(layer, form, grid, cpu)
+    by_stages = cpu.cores > 1 and not shares_chunks(site, form, grid)
     waits = chunks * _STAGES * cpu.cores * LAUNCH_CYCLES if by_stages else 0
     return WinogradPlan(
         form=form, grid=grid, product=product, cycles=cycles, waits=waits, fresh=fresh
@@ -530,13 +525,13 @@ def forms_of(layer: Layer) -> dict[int, toom_cook.TileForm]:
     return {}
 
 
-def allowed_sizes(layer: Layer, sizes: Collection[int]) -> list[int]:
-    """Those of `sizes` that the layer's elements and its numbers allow."""
-    forms, most = forms_of(layer), layer.limits.most_results
+def allowed_sizes(layer: Layer, limits: LayerLimits, sizes: Collection[int]) -> list[int]:
+    """Those of `sizes` that the layer's elements and its limits allow."""
+    forms, most = forms_of(layer), limits.most_results
     return [size for size in sizes if size in forms and (most is None or size <= most)]
 
 
-def can_take(layer: Layer, sizes: Collection[int] = SIZES) -> bool:
+def can_take(layer: Layer, limits: LayerLimits, sizes: Collection[int] = SIZES) -> bool:
     """Convolutions with a window of `toom_cook.FORMS`, square or in one direction, neither dilated
     nor grouped, that one of `sizes` is allowed for.
 
@@ -549,20 +544,21 @@ def can_take(layer: Layer, sizes: Collection[int] = SIZES) -> bool:
         return False
     if (operator.dilation, operator.groups) != ((1, 1), 1):
         return False
-    return bool(allowed_sizes(layer, sizes))
+    return bool(allowed_sizes(layer, limits, sizes))
 
 
-def largest_tile(layer: Layer) -> int:
+def largest_tile(layer: Layer, limits: LayerLimits) -> int:
     """The most results of a tile in one direction; 0 if there are no tiles for the layer."""
-    return max(allowed_sizes(layer, SIZES), default=0) if can_take(layer) else 0
+    return max(allowed_sizes(layer, limits, SIZES)) if can_take(layer, limits) else 0
 
 
-def is_worth_a_whole(layer: Layer, cpu: CpuModel) -> bool:
+def is_worth_a_whole(site: KernelSite) -> bool:
     """Whether it is faster to make a result as a whole by Winograd's algorithm, to write it to
     memory and to read it back, than to make a part at a time by the convolution rule."""
+    layer, cpu = site.layer, site.cpu
     written = image_of(layer, cpu).nbytes
     moved = 0.0 if written < cpu.l2_bytes / 2 else 2 * written / cpu.memory_bandwidth
-    return plan(layer, cpu).cycles + moved < _FASTER * plain_cycles(layer, cpu)
+    return plan(site).cycles + moved < _FASTER * plain_cycles(layer, cpu)
 
 
 def plain_cycles(layer: Layer, cpu: CpuModel) -> float:
