@@ -20,6 +20,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx import numpy_helper
 
 from edgepack.base.paths import cache_dir
 from edgepack.boards import get_board
@@ -217,6 +218,60 @@ def test_a_transformer_is_the_gpus_alone(opencl: Gpu, tmp_path: Path) -> None:
     (due,) = _reference(path, {"x": x})
     (got,) = _run(bundle, [x], 1)
     np.testing.assert_allclose(got, due, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_are_normalised_in_one_kernel(opencl: Gpu, tmp_path: Path) -> None:
+    """Short and long ones, far from zero, and with what is no number."""
+    b, given, shapes = Builder(seed=4), {}, {}
+    rng = np.random.default_rng(3)
+    for rows, size in ((1, 1), (3, 7), (50, 33), (17, 130), (2, 1000)):
+        x = f"x{size}"
+        given[x] = rng.normal(size=(rows, size)).astype("float32") * 3
+        scale, shift = b.weight(size), b.weight(size)
+        b.op("Softmax", x, axis=-1, outputs=[f"softmax{size}"])
+        b.op("LogSoftmax", x, axis=-1, outputs=[f"log{size}"])
+        b.op("LayerNormalization", x, scale, shift, axis=-1, outputs=[f"norm{size}"])
+        b.op("RMSNormalization", x, scale, axis=-1, outputs=[f"rms{size}"])
+        shapes |= {f"{kind}{size}": [rows, size] for kind in ("softmax", "log", "norm", "rms")}
+    given["x33"][:20] += 1000
+    given["x130"][0, 5], given["x130"][1, 6], given["x130"][2, 7] = np.nan, np.inf, -np.inf
+    given["x130"][3] = -np.inf
+    inputs = {name: list(values.shape) for name, values in given.items()}
+    path = tmp_path / "model.onnx"
+    onnx.save(b.model(inputs, shapes, opset=23), path)
+    bundle = _bundle(path, opencl, tmp_path / "bundle")
+    plan = json.loads((bundle / "model/graph.json").read_text())
+    assert len(plan["gpu"]["launches"]) == len(plan["calls"]) == len(shapes)
+    got = _run(bundle, list(given.values()), len(shapes))
+    wide = {name: values.astype("float64") for name, values in given.items()}
+    scales = {item.name: numpy_helper.to_array(item) for item in onnx.load(path).graph.initializer}
+    due = dict(zip(shapes, _rows_in_double(onnx.load(path), wide, scales), strict=True))
+    for name, one in zip(shapes, got, strict=True):
+        np.testing.assert_allclose(one, due[name], rtol=2e-5, atol=2e-5, err_msg=name)
+    again = _run(bundle, list(given.values()), len(shapes))
+    assert [array.tobytes() for array in again] == [array.tobytes() for array in got]
+
+
+def _rows_in_double(
+    model: onnx.ModelProto, given: dict[str, Array], weights: dict[str, Array]
+) -> list[Array]:
+    """What ONNX says of them, in float64."""
+    made = []
+    for node in model.graph.node:
+        x = given[node.input[0]]
+        parts = [weights[name] for name in node.input[1:]]
+        with np.errstate(invalid="ignore"):
+            if node.op_type in ("Softmax", "LogSoftmax"):
+                powers = np.exp(x - x.max(-1, keepdims=True))
+                made.append(powers / powers.sum(-1, keepdims=True))
+                if node.op_type == "LogSoftmax":
+                    less = x - x.max(-1, keepdims=True)
+                    made[-1] = less - np.log(powers.sum(-1, keepdims=True))
+                continue
+            centred = x - x.mean(-1, keepdims=True) if len(parts) == 2 else x
+            mean = (centred**2).mean(-1, keepdims=True)
+            made.append(centred / np.sqrt(mean + 1e-5) * parts[0] + sum(parts[1:]))
+    return made
 
 
 def _halves() -> onnx.ModelProto:

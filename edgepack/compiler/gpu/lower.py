@@ -22,12 +22,14 @@ from edgepack.compiler.gpu import (
     generic,
     halves,
     matrices,
+    rows,
     tensor_cores,
     windows,
 )
 from edgepack.compiler.gpu.image import HALF_BITS, PlainImage
 from edgepack.compiler.gpu.kernel import DeviceKernel
 from edgepack.compiler.layers.fuse import fuse
+from edgepack.compiler.layers.plain import read_plain
 from edgepack.compiler.layers.read import read_each
 from edgepack.compiler.layers.tensors import constant_of, shape_of, variables
 from edgepack.frontend.precision import Precision, misfit
@@ -37,7 +39,9 @@ from edgepack.kernels.layer import (
     Convolution,
     GlobalPooling,
     Layer,
+    Norm,
     Pooling,
+    Softmax,
     TransposedConvolution,
     View,
 )
@@ -193,13 +197,31 @@ class _GpuEmitter:
     def _code(self, layer: Layer) -> LayerCode | None:
         """The code of a layer, in which known halves are read and stored as such."""
         half_weights = self.precision.is_half and not self._exact(layer)
-        product = self._product(layer, half_weights)
+        product = self._product(layer, half_weights) or self._row(layer)
         return product or make_layer(
             layer,
             self.gpu,
             lambda value: self._root(value) in self.halves,
             half_weights,
             tf32=self.precision.is_tf32,
+        )
+
+    def _row(self, layer: Layer) -> LayerCode | None:
+        """The code of a norm or a softmax of rows."""
+        if len(layer.computes) != 1 or layer.operands or layer.expression:
+            return None
+        call = self.known.expressions[layer.computes[0]]
+        read = read_plain(call, {}) if isinstance(call, relax.Call) else None
+        if read is None or not isinstance(read.operator, Norm | Softmax):
+            return None
+        given = self.known.of(read.inputs[0])
+        kernel, constants, tile = rows.make(
+            read.operator,
+            reads_half=self._is_half(given),
+            makes_half=self._is_half(layer.output),
+        )
+        return LayerCode(
+            kernel=kernel, constants=constants, tile=tile, rule="gpu rows", macs=0, read=(given,)
         )
 
     def _is_half(self, value: Value | relax.Expr) -> bool:
