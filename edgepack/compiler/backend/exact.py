@@ -9,6 +9,10 @@ calls of functions that it does not know, and is shown again to LLVM, which know
     ARM     fmax, vmax.f32: one instruction
     x86     its own `max` does if the first operand is a known number; else one more comparison,
             of the first or, if that is shorter, of the second
+
+Unsigned integers of 32 and 64 bits wrap, as in C. TVM's simplifier takes them for numbers without
+an end, and tells LLVM that they never wrap, which then makes 0 of `0 - a`. So sums, differences and
+products of them are hidden as well, and shown to LLVM as ones that stay within 64 bits.
 """
 
 from __future__ import annotations
@@ -58,8 +62,14 @@ def show_remainders() -> tvm.transform.Pass:
 
 
 def show() -> tvm.transform.Pass:
-    """A pass that shows it again, with maxima and minima that are NaN where an operand is."""
-    return _on_each("edgepack.ShowFloats", lambda body, target: _shown(body, _propagating(target)))
+    """A pass that shows it again, with maxima and minima that are NaN where an operand is, and
+    unsigned integers that wrap."""
+
+    def change(body: tirx.Stmt, target: tvm.target.Target | None) -> tirx.Stmt:
+        propagating = _propagating(target)
+        return _shown(body, lambda item: _wrapped(item) if _wraps(item) else propagating(item))
+
+    return _on_each("edgepack.ShowFloats", change)
 
 
 def show_again() -> tvm.transform.Pass:
@@ -101,7 +111,7 @@ def hide_arithmetic(body: tirx.Stmt | tirx.Expr) -> tirx.Stmt | tirx.Expr:
         if isinstance(item, tirx.EQ | tirx.NE) and _is_truth(item.a):
             integers = _INT8.with_lanes(item.a.ty.dtype.lanes)
             return type(item)(tirx.Cast(integers, item.a), tirx.Cast(integers, item.b))
-        if not _is_float(item.a):
+        if not _is_float(item.a) and not _wraps(item):
             return item
         name = _PREFIX + type(item).__name__
         return tirx.call_pure_extern(str(item.ty.dtype), name, item.a, item.b)
@@ -182,6 +192,49 @@ def _propagating(target: tvm.target.Target) -> Callable[[tirx.Expr], tirx.Expr]:
         return tirx.Select(tirx.EQ(a, a), type(item)(a, b), a)
 
     return make
+
+
+def _wraps(item: tirx.Expr) -> bool:
+    """Whether it is arithmetic that TVM does not know to wrap."""
+    dtype = str(item.a.ty.dtype.with_lanes(1))
+    return isinstance(item, tirx.Add | tirx.Sub | tirx.Mul) and dtype in ("uint32", "uint64")
+
+
+def _wrapped(item: tirx.Expr) -> tirx.Expr:
+    """The same of numbers below 2^64; of 64 bits by halves, as in long arithmetic by hand."""
+    dtype = item.a.ty.dtype
+    wide = tvm_ffi.dtype("uint64").with_lanes(dtype.lanes)
+
+    def number(value: int) -> tirx.Expr:
+        return tirx.const(value, str(wide))
+
+    half, last = number(32), number(2**32 - 1)
+    if dtype.bits == 32:
+        a, b = tirx.Cast(wide, item.a), tirx.Cast(wide, item.b)
+        if isinstance(item, tirx.Sub):
+            a = tirx.Add(a, number(2**32))
+        return tirx.Cast(dtype, type(item)(a, b))
+
+    def low(value: tirx.Expr) -> tirx.Expr:
+        return tirx.bitwise_and(value, last)
+
+    def high(value: tirx.Expr) -> tirx.Expr:
+        return tirx.shift_right(value, half)
+
+    # As variables, for each is there several times.
+    a, b = tirx.Var("a", wide), tirx.Var("b", wide)
+    if isinstance(item, tirx.Mul):
+        lower = low(a) * low(b)
+        upper = low(low(a) * high(b)) + low(high(a) * low(b))
+    elif isinstance(item, tirx.Add):
+        lower, upper = low(a) + low(b), high(a) + high(b)
+    else:
+        lower = (low(a) + number(2**32)) - low(b)
+        upper = (high(a) + last) - high(b)
+    start = tirx.Var("start", wide)
+    whole = tirx.bitwise_or(tirx.shift_left(upper + high(start), half), low(start))
+    whole = tirx.Let(start, lower, whole)
+    return tirx.Let(a, item.a, tirx.Let(b, item.b, whole))
 
 
 def _is_number(value: tirx.Expr) -> bool:
