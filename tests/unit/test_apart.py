@@ -96,6 +96,7 @@ def test_memory_and_time_have_limits() -> None:
 
 
 LEFT_OPEN = """
+import gc
 from edgepack.base.apart import Apart
 assert Apart().call(len, "four") == 4
 gc.collect()
