@@ -67,8 +67,19 @@ _EXTREMES = {"Max": relax.op.max, "Min": relax.op.min, "Prod": relax.op.prod}
 def _reduced(
     node: Node, kind: str, data: relax.Expr, axes: list[int] | None, keepdims: bool
 ) -> relax.Expr:
-    """What comes of numbers of any type, in that type; what is behind a point is cut off."""
+    """What comes of numbers of any type, in that type; what is behind a point is cut off.
+
+    Where only sums on the way would be beyond an integer type they are float64, as onnxruntime's.
+    """
     emit, dtype = node.emit, str(data.ty.dtype)
+    if kind in ("L2", "LogSum", "Mean") and not dtype.startswith("float"):
+        wide = emit(relax.op.astype(data, "float64"))
+        made = emit(_reduced(node, kind, wide, axes, keepdims))
+        largest = np.iinfo(dtype).max
+        if kind == "L2":
+            below = math.nextafter(float(largest), 0) if dtype.endswith("64") else largest
+            made = emit(relax.op.minimum(made, relax.const(float(below), "float64")))
+        return relax.op.astype(made, dtype)
     if kind in _EXTREMES:
         return _EXTREMES[kind](data, axes, keepdims)
     if kind == "LogSumExp":
@@ -82,7 +93,7 @@ def _reduced(
         count = np.asarray(_count(data, axes)).astype(dtype)
         return relax.op.divide(total, relax.const(count, dtype))
     if kind in ("L2", "LogSum"):
-        return _in_floats(node, total, relax.op.sqrt if kind == "L2" else relax.op.log)
+        return relax.op.sqrt(total) if kind == "L2" else relax.op.log(total)
     return total
 
 

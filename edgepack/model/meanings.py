@@ -303,7 +303,7 @@ MEANINGS: Sequence[Meaning] = (
         taken="0 on every CPU, as from ARM's instructions",
     ),
     Meaning(
-        operator="ReduceProd, ReduceSum, ReduceSumSquare, Pow",
+        operator="ReduceL1, ReduceProd, ReduceSum, ReduceSumSquare, Pow",
         form="results beyond the integer type",
         onnx=_NO_WORD,
         onnxruntime="some kernels compute in floating point, and give the smallest integer",

@@ -62,6 +62,7 @@ def _is_plain(case: graphs.Drawn | None) -> bool:
 
 ROW = np.array([[7, -2, 3, 1]])
 REAL = np.array([[1.5, -2.0, 0.25]])
+LARGE = np.array([[1_500_000_000, 1_200_000_000, 900_000_000]])
 ENDS = np.array([-np.inf, -6e4, -3, np.nan, 1, 6e4, np.inf])
 PIXELS = np.arange(60).reshape(1, 2, 5, 6) * 7 % 100
 GRID = np.linspace(-1.5, 1.5, 18).reshape(1, 3, 3, 2)
@@ -80,6 +81,14 @@ CORNERS: Sequence[Corner] = (
         for dtype in ("int32", "int64")
     ),
     (18, "ReduceMean", (ROW.astype("int32"), [np.array([1])]), {}),
+    # Sums and squares are beyond the type, results are not.
+    *(
+        (18, f"Reduce{kind}", (LARGE.astype("int32"), [np.array([1])]), {})
+        for kind in ("Mean", "L2", "LogSum")
+    ),
+    (18, "ReduceMean", (np.full((2, 4), 2**62), [np.array([1])]), {}),
+    (18, "ReduceLogSum", (np.full((2, 4), 2**62), [np.array([1])]), {}),
+    (18, "ReduceL2", (LARGE, [np.array([1])]), {}),
     (20, "ReduceSumSquare", (REAL.astype("float32"),), {"noop_with_empty_axes": 1}),
     (20, "ReduceLogSum", (np.abs(REAL).astype("float64"),), {"noop_with_empty_axes": 1}),
     (20, "ReduceMax", (REAL > 0, [np.array([1])]), {}),

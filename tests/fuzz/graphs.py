@@ -187,6 +187,8 @@ def _is_too_large(operator: str, given: Sequence[np.ndarray]) -> bool:
 
 _BEYOND: Mapping[str, Callable[..., np.ndarray]] = {
     "Pow": lambda values, exponents: values ** exponents.astype(float),
+    "ReduceL1": lambda values, *_: values.sum(),
+    "ReduceL2": lambda values, *_: np.sqrt(np.square(values).sum()),
     "ReduceProd": lambda values, *_: np.maximum(values, 1).prod(),
     "ReduceSum": lambda values, *_: values.sum(),
     "ReduceSumSquare": lambda values, *_: np.square(values).sum(),
