@@ -99,6 +99,13 @@ def model_of(case: Case) -> onnx.ModelProto:
     return onnx.shape_inference.infer_shapes(model)
 
 
+def ceiled(b: Builder, rows: str) -> str:
+    """Windows of 2 at every fifth place of 4: a second one would begin behind them."""
+    images = b.op("Unsqueeze", rows, b.const([1]))
+    pooled = b.op("AveragePool", images, kernel_shape=[2], strides=[5], ceil_mode=1)
+    return b.op("Reshape", pooled, b.const([0, -1]))
+
+
 def number(b: Builder, rows: str) -> str:
     """How many rows there are, as a tensor of one element."""
     shape = b.op("Shape", rows)
@@ -250,6 +257,7 @@ CASES: dict[str, Case] = {
     ),
     "ScatterElements": scattered_elements,
     "ScatterND": scattered,
+    "Pool": ceiled,
     "Shape": lambda b, x: b.op("Add", b.op("Shape", x), b.const([1, 1])),
     "Size": lambda b, x: b.op("Size", x),
     "Slice of rows": lambda b, x: b.op("Slice", x, b.const([0]), b.const([2]), b.const([0])),
@@ -329,6 +337,13 @@ def test_a_branch_for_no_rows(name: str) -> None:
         ),
         (lambda b, x: b.op("Split", x, axis=0, outputs=["one", "other"]), "its parts along axis 0"),
         (lambda b, x: b.op("Tile", x, b.const([2, 1])), "it repeats axis 0"),
+        (
+            lambda b, x: b.op(
+                *("ScatterND", b.op("Transpose", x, perm=[1, 0]), b.const([[0]])),
+                b.const(np.ones((1, 6)), "float32"),
+            ),
+            "of its data and of its updates along axis 1",
+        ),
         (lambda b, x: b.op("Squeeze", x), "without axes, and whether axis 0 is 1 long depends"),
         (lambda b, x: b.op("LayerNormalization", x, b.weight(6, 4), axis=0), "mixes the elements"),
     ],

@@ -18,9 +18,9 @@ from edgepack.model.index import GraphIndex
 
 # A tensor of more elements is no shape.
 _MOST_ELEMENTS = 1024
-
 # Terms of a size that are added one by one.
 _MANY_TERMS = 4
+_POOLS = ("AveragePool", "LpPool", "MaxPool")
 
 Axes = dict[int, Size]
 INT64 = TensorProto.INT64
@@ -203,7 +203,9 @@ class Graph:
     def put(self, node: onnx.NodeProto, *axes: Mapping[int, Dim]) -> None:
         """A node as it is, with the shapes that follow; `axes` are those of its outputs."""
         self.nodes.append(node)
-        schema = onnx.defs.get_schema(node.op_type, self.opset, "")
+        # Before that, onnx counts a last window of a pool that begins behind the image.
+        opset = max(self.opset, 22) if node.op_type in _POOLS else self.opset
+        schema = onnx.defs.get_schema(node.op_type, opset, "")
         given = {
             name: helper.make_tensor_type_proto(self.kind(name).element, self.kind(name).shape)
             for name in node.input

@@ -535,6 +535,11 @@ def scatter_nd(graph: Graph, node: onnx.NodeProto) -> None:
     last = graph.rank(indices) - 1
     if last in picked or set(graph.axes.get(updates, {})) - set(picked):
         raise UnsupportedFormError("the number of its updates depends on the data")
+    for axis in axes:
+        if axis >= graph.shape(indices)[-1]:
+            raise UnsupportedFormError(
+                f"the sizes of its data and of its updates along axis {axis} need not be equal"
+            )
     if not picked:
         graph.put(node, axes)
         return
