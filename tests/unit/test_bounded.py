@@ -257,6 +257,21 @@ CASES: dict[str, Case] = {
     ),
     "ScatterElements": scattered_elements,
     "ScatterND": scattered,
+    "ScatterND from the end": lambda b, x: b.op(
+        "ScatterND", x, b.const([[-1]]), b.const(np.ones((1, 4)), "float32")
+    ),
+    "ScatterND of elements": lambda b, x: b.op(
+        "ScatterND", x, b.const([[-1, -2], [0, 1]]), b.const([7, 8], "float32")
+    ),
+    "ScatterElements from the end": lambda b, x: b.op(
+        *("ScatterElements", x, b.const([[-1, 0, -1, -1]]), b.const([[5, 6, 7, 8]], "float32")),
+        axis=0,
+    ),
+    "GatherND from the end": lambda b, x: b.op("GatherND", x, b.const([[-1], [0]])),
+    "GatherND of elements": lambda b, x: b.op("GatherND", x, b.const([[-1, -2], [0, 1]])),
+    "GatherElements from the end": lambda b, x: b.op(
+        "GatherElements", x, b.const([[-1, 0, -1, -1]]), axis=0
+    ),
     "Pool": ceiled,
     "Shape": lambda b, x: b.op("Add", b.op("Shape", x), b.const([1, 1])),
     "Size": lambda b, x: b.op("Size", x),

@@ -505,6 +505,26 @@ def _safe(graph: Graph, indices: str, size: Dim | None) -> str:
     return graph.zeroed(indices)
 
 
+def _from_true_ends(graph: Graph, indices: str, sizes: Sequence[Dim | None]) -> str:
+    """Indices along several axes, of which those of `sizes` count back from their true ends."""
+    if all(size is None for size in sizes):
+        return indices
+    kind, axes = graph.kind(indices), graph.axes.get(indices, {})
+    ends = [
+        graph.constant(np.zeros(1, "int64"))
+        if size is None
+        else graph.reshape(graph.scalar(size), [1])
+        for size in sizes
+    ]
+    end = graph.emit("Concat", ends, Kind(INT64, (len(ends),)), axis=0)
+    zero = graph.constant(np.zeros((), "int64"))
+    below = graph.emit("Less", [indices, zero], Kind(TensorProto.BOOL, kind.shape))
+    moved = graph.emit("Add", [indices, end], kind)
+    made = graph.emit("Where", [below, moved, indices], kind)
+    graph.set_axes(made, axes)
+    return made
+
+
 def gather_nd(graph: Graph, node: onnx.NodeProto) -> None:
     data, indices = node.input
     batch = attribute(node, "batch_dims", 0)
@@ -514,6 +534,7 @@ def gather_nd(graph: Graph, node: onnx.NodeProto) -> None:
         raise mixes(indices, last)
     if any(axis < batch for axis in axes) or any(axis < batch for axis in picked):
         raise UnsupportedFormError("the size of its batches depends on the data")
+    indices = _from_true_ends(graph, indices, [axes.get(batch + at) for at in range(depth)])
     copy = graph.with_inputs(node, input1=graph.zeroed(indices))
     made: dict[int, Dim] = dict(picked)
     made.update({last + at - batch - depth: n for at, n in axes.items() if at >= batch + depth})
@@ -540,8 +561,10 @@ def scatter_nd(graph: Graph, node: onnx.NodeProto) -> None:
             raise UnsupportedFormError(
                 f"the sizes of its data and of its updates along axis {axis} need not be equal"
             )
+    depth = graph.shape(indices)[-1]
+    indices = _from_true_ends(graph, indices, [axes.get(at) for at in range(depth)])
     if not picked:
-        graph.put(node, axes)
+        graph.put(graph.with_inputs(node, input1=indices), axes)
         return
     kind, given = graph.kind(data), graph.kind(indices)
     rows = kind.shape[0]
