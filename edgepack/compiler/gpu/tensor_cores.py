@@ -10,6 +10,7 @@ memory without a detour; pixels are gathered into shared memory, as in `convolut
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -143,7 +144,7 @@ def choose(site: ProductSite) -> tuple[WarpTiles, int]:
     return best[1], best[2]
 
 
-class _TensorProduct(TiledProduct):
+class _TensorProduct(TiledProduct, ABC):
     """Of DEPTH channels of K at a time; what that is of one kind of numbers is a subclass's."""
 
     tile: WarpTiles
@@ -156,9 +157,9 @@ class _TensorProduct(TiledProduct):
     loaded: str
     store: str
 
+    @abstractmethod
     def products(self) -> str:
         """The text of the instructions for a warp's columns `j`, at the pixel `at`."""
-        raise NotImplementedError
 
     def member(self, rows: str, columns: str) -> tuple[str, str, str]:
         """As the instruction spreads its results over the threads of a warp."""
