@@ -191,6 +191,20 @@ def test_every_step_once(prepared: list[Prepared], copying: list[Prepared], home
     assert left == {*TRIAL, ACTIVATION}
 
 
+def until(holds: Callable[[], bool], log: Path) -> None:
+    """Waits for another process; for ever would hide that it hangs."""
+    end = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.05)
+
+
+def trial_of(rig: Rig) -> tuple[str, bool]:
+    """The phase of the trial on record, and whether it runs."""
+    told = json.loads(rig.call("trial", "status").stdout)
+    return told["trial"]["phase"], told["runs"]
+
+
 @pytest.mark.parametrize("step", TRIAL)
 def test_a_trial_that_dies(step: str, bundles: Bundles, home: Path, tool: Path) -> None:
     """At its beginning and its end, which is a process beside the one that was asked for it. It
@@ -201,17 +215,14 @@ def test_a_trial_that_dies(step: str, bundles: Bundles, home: Path, tool: Path) 
     rules = TrialRules(seconds=0.1)
     with contextlib.suppress(EdgepackError):
         rig.attempt(bundles.second, trial=rules, fault=f"kill:{step}", log=log)
-    end = time.monotonic() + 60
-    while log.read_text().split()[-1] != step:
-        assert time.monotonic() < end, log.read_text()
-        time.sleep(0.05)
+    until(lambda: log.read_text().split()[-1] == step, log)
     assert rig.current() == bundles.first.manifest.release
-    status = rig.call("trial", "status")
     if step in TRIAL[:3]:  # nothing is on record
+        status = rig.call("trial", "status")
         assert "there was no trial here" in status.stdout + status.stderr
-    else:
-        told = json.loads(status.stdout)
-        assert (told["trial"]["phase"], told["runs"]) == ("running", False)
+    else:  # a step is in the log a moment before its process is dead
+        until(lambda: not trial_of(rig)[1], log)
+        assert trial_of(rig)[0] == "running"
     check_after(rig, Scenario(
         name="trial",
         prepare=lambda _: None,
@@ -284,23 +295,13 @@ def test_a_trial_that_dies_as_it_activates(
     log = home / f"activates-{step}.log"
     rules = TrialRules(seconds=4, share=1, min_pictures=1, max_latency=50)
 
-    def phase() -> tuple[str, bool]:
-        told = json.loads(rig.call("trial", "status").stdout)
-        return told["trial"]["phase"], told["runs"]
-
-    def until(holds: Callable[[], bool]) -> None:
-        end = time.monotonic() + 120
-        while not holds():
-            assert time.monotonic() < end, (phase(), log.read_text())
-            time.sleep(0.05)
-
     with pictures(rig):
         rig.attempt(second, trial=rules, fault=f"kill:{step}", log=log)
-        until(lambda: log.read_text().split()[-1] == step and not phase()[1])
-        assert phase()[0] == ("running" if step == ACTIVATION else "activating")
+        until(lambda: log.read_text().split()[-1] == step and not trial_of(rig)[1], log)
+        assert trial_of(rig)[0] == ("running" if step == ACTIVATION else "activating")
         assert rig.current() == (second if step == "trial.end" else first).manifest.release
         assert rig.call("trial", "resume").returncode == 0
-        until(lambda: phase() == ("activated", False))
+        until(lambda: trial_of(rig) == ("activated", False), log)
     assert rig.current() == second.manifest.release
     assert rig.deploy(second).outcome == "unchanged"
     assert rig.left_over() == []
