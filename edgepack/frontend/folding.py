@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tempfile
 from collections import Counter
@@ -409,10 +410,13 @@ class FoldByNumpy(PyExprMutator):  # type: ignore[misc]
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = super().visit_call_(call)
         name = call.op.name if isinstance(call.op, tvm.ir.Op) else ""
-        if name == "relax.call_tir":
-            return self._clip(call)
-        if name == "relax.shape_to_tensor":
-            return _shape(call)
+        alone = {
+            "relax.call_tir": self._clip,
+            "relax.full": self._number,
+            "relax.shape_to_tensor": _shape,
+        }
+        if name in alone:
+            return alone[name](call)
         product = self._by_zero(call) if name == "relax.divide" else None
         if product is not None:
             call, name = product, product.op.name
@@ -460,6 +464,13 @@ class FoldByNumpy(PyExprMutator):  # type: ignore[misc]
             return call
         made = operator(data, relax.const(value.reshape(()), str(bound.ty.dtype)))
         return relax.Call(made.op, made.args, made.attrs, made.ty_args, call.span)
+
+    def _number(self, call: relax.Call) -> relax.Expr:
+        """A tensor of one number as that number: `_by_zero` has to see it."""
+        value = self._constant(call.args[1])
+        if value is None or not is_static(call.ty) or math.prod(map(int, call.ty.shape)) != 1:
+            return call
+        return relax.const(value.reshape([1] * len(call.ty.shape)), str(call.ty.dtype))
 
     def _by_zero(self, call: relax.Call) -> relax.Expr | None:
         """A division by a zero as a product with infinity, to the bit; None for any other.

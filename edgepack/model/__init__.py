@@ -26,6 +26,7 @@ from edgepack.model.external import load_external_data
 from edgepack.model.index import GraphIndex
 from edgepack.model.opsets import modernise_opset
 from edgepack.model.other_formats import check_content, check_format
+from edgepack.model.pools import without_empty_windows
 from edgepack.model.some_shapes import some_shapes
 from edgepack.model.states import bind_states, starts_of
 from edgepack.model.string_labels import number_strings
@@ -126,6 +127,7 @@ def read_model(spec: ModelSpec) -> LoadedModel:
     words = number_strings(proto)
     _fix_shapes(spec.path, proto, spec.shapes)
     set_inputs(spec.path, proto.graph, spec.constants)
+    proto = without_empty_windows(proto)
     states = bind_states(spec.path, proto, spec.states)
     _infer_outputs(proto)
     return LoadedModel(

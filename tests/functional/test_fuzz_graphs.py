@@ -231,6 +231,22 @@ def test_powers_in_a_condition(tmp_path: Path) -> None:
     assert verdict.verdict == "same", verdict.why
 
 
+@pytest.mark.parametrize("shape", [(), (1, 1), (2, 3)])
+def test_a_mask_of_zeros_is_divided_by(shape: Sequence[int], tmp_path: Path) -> None:
+    """Before opset 12 a Dropout's is of the data's type, and nothing is true in it."""
+    s = sketch.Sketch(0, 8)
+    x = s.input(np.full(shape, -3, "float32"))
+    _, mask = s.op("Dropout", x, outputs=2)
+    s.op("Reciprocal", mask)
+    s.op("Div", x, mask)
+    model = s.model()
+    due = [s.values[item.name] for item in model.graph.output]
+    assert [float(np.max(value)) for value in due[-2:]] == [np.inf, -np.inf]
+    case = graphs.Drawn(name="mask", model=model, given=s.data(), due=due)
+    verdict = graphs.judge(case, tmp_path)
+    assert verdict.verdict == "same", verdict.why
+
+
 def test_a_wave_of_what_is_far_is_no_number(tmp_path: Path) -> None:
     """Rather than a wrong one; up to there it is a sine."""
     s = sketch.Sketch(0, 17)
