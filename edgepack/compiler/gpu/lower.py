@@ -17,6 +17,7 @@ from tvm import relax, tirx
 from edgepack.compiler.backend.kernel import Kernel
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.gpu import (
+    attention,
     convolution,
     epilogue,
     generic,
@@ -36,6 +37,7 @@ from edgepack.frontend.precision import Precision, misfit
 from edgepack.frontend.storage import view
 from edgepack.gpus import Gpu
 from edgepack.kernels.layer import (
+    Attention,
     Convolution,
     GlobalPooling,
     Layer,
@@ -83,7 +85,7 @@ class _GpuEmitter:
     def __init__(self, main: relax.Function, gpu: Gpu, precision: Precision) -> None:
         self.main, self.gpu, self.precision = main, gpu, precision
         self.builder = relax.BlockBuilder()
-        self.read = read_each(main)
+        self.read = read_each(main, lambda found: attention.takes(found, gpu))
         self.known = self.read.values
         self.kernels: dict[str, Kernel] = {}
         self.reports: list[LayerReport] = []
@@ -118,8 +120,7 @@ class _GpuEmitter:
                 found.add_foreign(layer)
                 continue
             read = [value for value in _read(code, layer) if isinstance(value, Value)]
-            gated = isinstance(layer.operator, Convolution) and layer.operator.gated
-            found.add(layer.output, read, whole=layer.inputs[1:] if gated else ())
+            found.add(layer.output, read, whole=_whole(layer))
             if self._exact(layer):
                 found.refuse([layer.output])
         found.refuse(map(self.known.of, variables(self.main.body.body)))
@@ -134,7 +135,10 @@ class _GpuEmitter:
         if why:
             return f"a weight {why}"
         exact = self.precision.exact
-        return next((exact[name] for name in layer.nodes if name in exact), "")
+        nodes = layer.nodes
+        if isinstance(operator, Attention) and layer.output.origin is not None:
+            nodes = [layer.output.origin.name]  # scores are not stored
+        return next((exact[name] for name in nodes if name in exact), "")
 
     def _layers(self) -> list[Layer]:
         left = []
@@ -197,13 +201,32 @@ class _GpuEmitter:
     def _code(self, layer: Layer) -> LayerCode | None:
         """The code of a layer, in which known halves are read and stored as such."""
         half_weights = self.precision.is_half and not self._exact(layer)
-        product = self._product(layer, half_weights) or self._row(layer)
-        return product or make_layer(
+        whole = self._attention(layer) or self._product(layer, half_weights) or self._row(layer)
+        return whole or make_layer(
             layer,
             self.gpu,
             lambda value: self._root(value) in self.halves,
             half_weights,
             tf32=self.precision.is_tf32,
+        )
+
+    def _attention(self, layer: Layer) -> LayerCode | None:
+        """The code of an attention."""
+        operator = layer.operator
+        if not isinstance(operator, Attention):
+            return None
+        tile = attention.choose(operator, self.gpu)
+        assert tile is not None
+        dtypes = [self._dtype(value) for value in layer.inputs]
+        kernel, constants = attention.make(operator, dtypes, self._dtype(layer.output), tile)
+        *heads, queries, width = operator.result.shape
+        *_, keys, depth = operator.keys.places.shape
+        return LayerCode(
+            kernel=kernel,
+            constants=constants,
+            tile=f"{tile.queries}x{tile.keys}",
+            rule="gpu attention",
+            macs=int(np.prod(heads)) * queries * keys * (depth + width),
         )
 
     def _row(self, layer: Layer) -> LayerCode | None:
@@ -299,6 +322,17 @@ class LayerCode:
     rule: str
     macs: int = 0
     read: tuple[Value | relax.Expr, ...] = ()
+
+
+def _whole(layer: Layer) -> tuple[Value, ...]:
+    """What a layer's kernel reads as float32 only: halves have no room for some that mask."""
+    operator = layer.operator
+    if isinstance(operator, Attention):
+        masks = (mask.source for mask in operator.masks)
+        return tuple(layer.inputs[source] for source in masks if isinstance(source, int))
+    if isinstance(operator, Convolution) and operator.gated:
+        return layer.inputs[1:]
+    return ()
 
 
 def _read(code: LayerCode, layer: Layer) -> tuple[Value | relax.Expr, ...]:

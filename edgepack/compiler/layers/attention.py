@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeGuard
 
@@ -61,13 +61,19 @@ class Attentions:
     found: Mapping[relax.Var, Attended]
 
 
-def attentions(bindings: Sequence[Binding], outputs: Sequence[relax.Var]) -> Attentions:
-    """The attentions of a function."""
+def attentions(
+    bindings: Sequence[Binding],
+    outputs: Sequence[relax.Var],
+    takes: Callable[[Attention], bool] | None = None,
+) -> Attentions:
+    """The attentions of a function; if not all, those that a device `takes`."""
     search = _Search(bindings, outputs)
     matches = [
         match
         for var, value in bindings
-        if _is(value, "nn.softmax") and (match := search.around(var, value)) is not None
+        if _is(value, "nn.softmax")
+        and (match := search.around(var, value)) is not None
+        and (takes is None or takes(match.attended({}).operator))
     ]
     if not matches:
         return Attentions(bindings=bindings, found={})

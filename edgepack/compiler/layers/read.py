@@ -14,7 +14,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from edgepack.compiler.layers.attention import Attentions, attentions
+from edgepack.compiler.layers.attention import Attended, Attentions, attentions
 from edgepack.compiler.layers.norms import DecomposedNorm, find_rms_norms
 from edgepack.compiler.layers.plain import Read, read_plain
 from edgepack.compiler.layers.quantized_weights import hidden_integers
@@ -33,6 +33,7 @@ from edgepack.frontend.private import read_private
 from edgepack.kernels import integer
 from edgepack.kernels.axis import ResizeAttributes, pad_positions
 from edgepack.kernels.layer import (
+    Attention,
     BlockQuantized,
     Concatenation,
     Convolution,
@@ -115,9 +116,7 @@ def read_layers(
     for var, value in attended.bindings:
         attention, group = attended.found.get(var), whole.get(var)
         if attention is not None:
-            found = Read(operator=attention.operator, inputs=attention.inputs)
-            bound = [values.bind(*binding) for binding in attention.inside]
-            layers.append(found.layer(values, var, bound))
+            layers.append(_whole(attention, values, var))
             continue
         if var in weights:
             continue
@@ -134,6 +133,13 @@ def read_layers(
         elif var not in inside:
             layers.append(each[layer.output])
     return Reading(layers=layers, each=each, values=values)
+
+
+def _whole(attention: Attended, values: ValueTable, var: relax.Var) -> Layer:
+    """An attention as a layer, of which `var` is the result."""
+    found = Read(operator=attention.operator, inputs=attention.inputs)
+    bound = [values.bind(*binding) for binding in attention.inside]
+    return found.layer(values, var, bound)
 
 
 def _right(value: relax.Expr) -> relax.Expr | None:
@@ -160,13 +166,18 @@ def _with_numbers(
     return resolved
 
 
-def read_each(function: relax.Function) -> Reading:
-    """The layers of a function as `read_layers` gives them, but for attentions, products of rows
-    and norms: their operators are layers of their own."""
+def read_each(function: relax.Function, takes: Callable[[Attention], bool]) -> Reading:
+    """The layers of a function as `read_layers` gives them, but for products of rows, norms, and
+    attentions that a device does not take: their operators are layers of their own."""
     values, bindings = ValueTable(), _bindings(function)
-    made = dict(bindings)
+    attended = attentions(bindings, variables(function.body.body), takes)
+    made = dict(attended.bindings)
     layers = []
-    for var, value in bindings:
+    for var, value in attended.bindings:
+        attention = attended.found.get(var)
+        if attention is not None:
+            layers.append(_whole(attention, values, var))
+            continue
         values.bind(var, value)
         layers.append(_read(values, var, value, made))
     return Reading(layers=layers, each={layer.output: layer for layer in layers}, values=values)
