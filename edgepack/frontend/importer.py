@@ -194,6 +194,10 @@ def blocks_of(module: tvm.IRModule) -> dict[str, ImportedBlock]:
     }
 
 
+# What onnxruntime adds to the name of a product that it makes one with a sum.
+_FUSED = "/MatMulAddFusion"
+
+
 class _Builder(relax.BlockBuilder):  # type: ignore[misc]
     """Gives every call that is emitted the node that is being converted as its origin, unless it
     has one: a conversion may emit what another left for it.
@@ -237,7 +241,9 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         self.node = self.nodes.get(name, self.node)
         results = [result for result in self.node.output if result]
         self.bb.origin = Origin(
-            operator=op_name, name=name, result=results[0] if len(results) == 1 else ""
+            operator=op_name,
+            name=name.removesuffix(_FUSED),
+            result=results[0] if len(results) == 1 else "",
         )
         apart.at(f"importing {op_name} '{name}'")
         if op_name in (REPEAT, CHOOSE):

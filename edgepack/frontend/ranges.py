@@ -52,13 +52,7 @@ def find(
     winograd: dict[str, int] = {}
     found: dict[str, str] = {}
     largest: dict[str, float] = {}
-    readers: dict[str, list[str]] = {}
-    makers: dict[str, str] = {}
-    for node in graph.node:
-        name = node.name or next(filter(None, node.output), "")
-        for value in node.input:
-            readers.setdefault(value, []).append(name)
-        makers.update(dict.fromkeys(node.output, name))
+    touching = _touching(graph)
     for node in graph.node:
         if node.op_type in _WHOLE:
             found[node.name or next(filter(None, node.output), "")] = "its sums are exact"
@@ -67,8 +61,7 @@ def find(
             largest[value] = max(largest.get(value, 0.0), float(np.abs(array).max(initial=0.0)))
             why = misfit(array)
             if why:
-                touching = [*readers.get(value, []), makers.get(value, "")]
-                found.update(dict.fromkeys(filter(None, touching), f"'{value}' {why}"))
+                found.update(dict.fromkeys(touching.get(value, ()), f"'{value}' {why}"))
             _lower(winograd, array, windows.get(value, ()))
     weights = GraphIndex(graph).constants
     for node in graph.node:
@@ -83,6 +76,23 @@ def find(
                 name = node.name or next(filter(None, node.output), "")
                 found.setdefault(name, f"its sums may reach {highest:.3g}")
     return Ranges(exact=found, winograd=winograd)
+
+
+def _touching(graph: onnx.GraphProto) -> dict[str, list[str]]:
+    """Names of the nodes that make or read each tensor; also of a product that its maker reads,
+    because the two are made one, which is called as the product is."""
+    found: dict[str, list[str]] = {}
+    products: dict[str, str] = {}
+    for node in graph.node:
+        name = node.name or next(filter(None, node.output), "")
+        makers = [name, *(products[value] for value in node.input if value in products)]
+        for value in node.input:
+            found.setdefault(value, []).append(name)
+        for value in node.output:
+            found.setdefault(value, []).extend(makers)
+        if node.op_type in _SUMS:
+            products.update(dict.fromkeys(node.output, name))
+    return found
 
 
 def _windows(graph: onnx.GraphProto) -> dict[str, list[tuple[str, np.ndarray]]]:

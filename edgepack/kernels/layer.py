@@ -474,7 +474,8 @@ class Layer:
     @property
     def nodes(self) -> list[str]:
         """The names of these nodes, in order; some may be there twice."""
-        return [value.origin.name for value in self.computes if value.origin is not None]
+        origins = [value.origin for value in self.computes if value.origin is not None]
+        return [name for origin in origins for name in (origin.name, *origin.others)]
 
     @property
     def results(self) -> tuple[Value, ...]:

@@ -12,11 +12,13 @@ class Origin:
     """An ONNX operator ("Conv") and a node's name, or of several what `merge` makes of them.
 
     `result` is the tensor that a node makes; "" if it makes several, or if there are several nodes.
+    `others` are the names of more nodes that one expression stands for.
     """
 
     operator: str
     name: str
     result: str = ""
+    others: tuple[str, ...] = ()
 
 
 def merge(origins: Iterable[Origin | None]) -> Origin | None:

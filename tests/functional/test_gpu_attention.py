@@ -215,6 +215,27 @@ def test_halves_are_read_and_made(opencl: Gpu, tmp_path: Path) -> None:
     assert 1e-5 < np.abs(got - due).max() / np.abs(due).max() < 5e-3
 
 
+def test_keys_that_halves_have_no_room_for_are_float32(opencl: Gpu, tmp_path: Path) -> None:
+    """Also where one product makes queries, keys and values, and only the bias is too large."""
+    net, tokens, width = Builder(seed=8), 12, 16
+    shape = net.const([1, tokens, 2, 8], "int64")
+    parts = []
+    for far in (0, 1e6, 0):
+        dense = net.op("MatMul", "x", net.weight(width, width))
+        dense = net.op("Add", dense, net.const(np.full(width, far), "float32"))
+        parts.append(net.op("Transpose", net.op("Reshape", dense, shape), perm=[0, 2, 1, 3]))
+    merged = net.op("Transpose", _attended(net, *parts, by=1e-6), perm=[0, 2, 1, 3])
+    rows = net.op("Reshape", merged, net.const([1, tokens, width], "int64"))
+    net.op("MatMul", rows, net.weight(width, width), outputs=["y"])
+    size = (1, tokens, width)
+    path = net.save(tmp_path / "model.onnx", {"x": size}, {"y": size})
+    given = {"x": np.random.default_rng(8).normal(size=size).astype("float32")}
+    half = Precision(name="float16", samples=((given["x"],),))
+    (due,) = _reference(path, given)
+    (got,) = _run(_bundle(path, opencl, tmp_path, half), [given["x"]], 1)
+    assert np.abs(got - due).max() / np.abs(due).max() < 5e-3
+
+
 def test_heads_too_large_for_shared_memory_are_products_and_a_softmax(
     opencl: Gpu, tmp_path: Path
 ) -> None:

@@ -267,6 +267,28 @@ def test_scores_that_halves_cannot_hold(
 
 
 @pytest.mark.parametrize(("board", "cpu", "tolerance"), [A76])
+def test_keys_that_halves_cannot_hold(
+    tmp_path: Path, board: str, cpu: str, tolerance: float
+) -> None:
+    """No weight and no bias is too large, but a sum of one product that makes queries, too."""
+    net, parts = Builder(seed=10), []
+    shape = net.const([1, 12, 2, 8], "int64")
+    for factor, far in ((1, 0), (1e4, 1e4), (1, 0)):
+        weight = net.random.normal(size=(16, 16)) * factor / 4
+        dense = net.op("MatMul", "x", net.const(weight, "float32"))
+        dense = net.op("Add", dense, net.const(np.full(16, far), "float32"))
+        parts.append(net.op("Transpose", net.op("Reshape", dense, shape), perm=[0, 2, 1, 3]))
+    scores = net.op("MatMul", parts[0], net.op("Transpose", parts[1], perm=[0, 1, 3, 2]))
+    powers = net.op("Softmax", net.op("Mul", scores, net.const(1e-4, "float32")), axis=-1)
+    cases = {"y": net.op("MatMul", powers, parts[2])}
+    x = np.random.default_rng(3).normal(size=(1, 12, 16)).astype("float32")
+    half = Precision(name="float16", samples=([x],))
+    compiled = check(tmp_path, net, {"x": x.shape}, cases, (board, cpu, tolerance), half)
+    made = [layer for layer in compiled.layers if layer.rule == "product"]
+    assert [(layer.dtype, bool(layer.exact)) for layer in made] == [("float32", True)]
+
+
+@pytest.mark.parametrize(("board", "cpu", "tolerance"), [A76])
 def test_rms_norms_by_their_parts(tmp_path: Path, board: str, cpu: str, tolerance: float) -> None:
     """In halves, unless one of the parts has no room in them: here the squares of 300."""
     net, cases = Builder(seed=14), {}

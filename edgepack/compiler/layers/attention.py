@@ -18,6 +18,7 @@ from tvm import relax
 
 from edgepack.compiler.layers.strided import Source, factor_of, sources
 from edgepack.compiler.layers.tensors import constant_of, readers_of, shape_of, variables
+from edgepack.frontend.origin import mark, origin_of
 from edgepack.kernels.layer import FEWEST_QUERIES, Attention, TensorPart
 from edgepack.kernels.places import (
     Places,
@@ -28,6 +29,7 @@ from edgepack.kernels.places import (
     reshape_view,
     transpose_view,
 )
+from edgepack.kernels.value import Origin
 
 Binding = tuple[relax.Var, relax.Expr]
 # The narrowest vector of all CPUs: fewer keys or numbers per key are none, nor are rows of values
@@ -387,7 +389,7 @@ class _Dense:
     source: relax.Var
     weight: np.ndarray
     bias: np.ndarray
-    span: tvm.ir.Span | None
+    origins: tuple[Origin, ...]
 
 
 def _joined(
@@ -413,16 +415,28 @@ def _joined(
         first = members[0]
         made_here: list[Binding] = []
 
-        def bind(name: str, call: relax.Call, first: _Dense, bound: list[Binding]) -> relax.Var:
-            call = typed(relax.Call(call.op, call.args, call.attrs, call.ty_args, first.span))
+        origins = [origin for member in members for origin in member.origins]
+
+        def bind(
+            name: str,
+            call: relax.Call,
+            first: _Dense,
+            bound: list[Binding],
+            origins: Sequence[Origin],
+        ) -> relax.Var:
+            if origins:
+                others = tuple(origin.name for origin in origins[1:])
+                call = mark(call, replace(origins[0], result="", others=others))
+            call = typed(call)
             bound.append((relax.Var(f"{first.var.name}_{name}", call.ty), call))
             return bound[-1][0]
 
         weight = np.concatenate([member.weight for member in members], axis=1)
         bias = np.concatenate([member.bias for member in members])
         product = relax.op.matmul(first.rows, relax.const(weight))
-        rows = bind("product", product, first, made_here)
-        joint = bind("joint", relax.op.add(rows, relax.const(bias)), first, made_here)
+        rows = bind("product", product, first, made_here, origins)
+        sums = relax.op.add(rows, relax.const(bias))
+        joint = bind("joint", sums, first, made_here, origins)
         start = 0
         for member in members:
             width = len(member.bias)
@@ -443,9 +457,8 @@ def _dense(
 ) -> _Dense | None:
     """The dense layer that a variable is the result of, if nothing else reads the product."""
     call, bias = made.get(var), None
-    product, span = call, None
+    product = call
     if _is(call, "add"):
-        span = call.span
         constants = [constant_of(item) for item in call.args]
         data = [item for item in call.args if isinstance(item, relax.Var)]
         bias = next((item for item in constants if item is not None), None)
@@ -473,5 +486,5 @@ def _dense(
         source=source,
         weight=weight,
         bias=bias.reshape(width),
-        span=product.span or span,
+        origins=tuple(dict.fromkeys(filter(None, map(origin_of, (product, call))))),
     )
