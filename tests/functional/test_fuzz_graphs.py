@@ -118,6 +118,11 @@ CORNERS: Sequence[Corner] = (
     # The last windows reach beyond the image.
     (18, "LpPool", (PIXELS.astype("float32"),), {**BEYOND, "kernel_shape": [2, 3]}),
     (18, "LpPool", (PIXELS[0].astype("float32"),), {**ROWS, "kernel_shape": [3]}),
+    # Behind an axis that is as it was.
+    *(
+        (19, "Pad", (PIXELS.astype("float32"), [np.array(pads)]), {"mode": "wrap"})
+        for pads in ((0, 0, 2, 0, 0, 0, 3, 0), (0, 1, 1, 2, 1, 0, 0, 3), (0, 0, 5, 6, 0, 0, 5, 6))
+    ),
     (12, "Celu", (np.array(-0.7, "float32"),), {"alpha": 0.5}),
     (12, "Celu", (np.array([-3, -0.0, 2, np.nan, np.inf, -np.inf], "float32"),), {"alpha": 1.5}),
     (12, "Celu", (np.array([-3, -0.0, 2, np.nan, np.inf, -np.inf], "float32"),), {"alpha": -1.5}),

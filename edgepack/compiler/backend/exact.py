@@ -46,10 +46,11 @@ def hide() -> tvm.transform.Pass:
 
 
 def hide_remainders() -> tvm.transform.Pass:
-    """A pass that hides quotients and remainders of what falls with a counter.
+    """A pass that hides quotients and remainders of what falls with a counter, or is a constant
+    further.
 
     `show_remainders` shows them. TVM's FlattenBuffer makes `i % -3 * -2` of `(8 - 2 i) % 6`,
-    without the 8.
+    without the 8, and gives the 2 of `i // 8 * 24 + (i + 2) % 4` to both.
     """
     return _on_each("edgepack.HideRemainders", lambda body, _: _without_remainders(body))
 
@@ -121,7 +122,7 @@ def hide_arithmetic(body: tirx.Stmt | tirx.Expr) -> tirx.Stmt | tirx.Expr:
 
 def _without_remainders(body: tirx.Stmt) -> tirx.Stmt:
     def hide_one(item: tirx.Expr) -> tirx.Expr:
-        if not _falls(item.a):
+        if not _is_shifted(item.a):
             return item
         name = _PREFIX + type(item).__name__
         return tirx.call_pure_extern(str(item.ty.dtype), name, item.a, item.b)
@@ -129,19 +130,24 @@ def _without_remainders(body: tirx.Stmt) -> tirx.Stmt:
     return tvm_ffi.structural_map(body, (_QUOTIENTS, hide_one))
 
 
-def _falls(dividend: tirx.Expr) -> bool:
-    """Whether something is subtracted in it, or multiplied by a negative number."""
+def _is_shifted(dividend: tirx.Expr) -> bool:
+    """Whether something is added or subtracted in it, or multiplied by a negative number."""
     found = False
 
-    def subtraction(item: tirx.Sub) -> None:
+    def addition(item: tirx.Add) -> None:
         nonlocal found
-        found = found or not isinstance(item.b, tirx.IntImm)
+        found = found or any(isinstance(n, tirx.IntImm) for n in (item.a, item.b))
+
+    def subtraction(_: tirx.Sub) -> None:
+        nonlocal found
+        found = True
 
     def product(item: tirx.Mul) -> None:
         nonlocal found
         found = found or any(isinstance(n, tirx.IntImm) and n.value < 0 for n in (item.a, item.b))
 
-    tvm_ffi.structural_walk(dividend, ((tirx.Sub, subtraction), (tirx.Mul, product)))
+    kinds = ((tirx.Add, addition), (tirx.Sub, subtraction), (tirx.Mul, product))
+    tvm_ffi.structural_walk(dividend, kinds)
     return found
 
 
