@@ -41,7 +41,7 @@ from edgepack.base.paths import atomic_dir, cache_dir
 from edgepack.base.tables import Table, read_json
 from edgepack.base.version import VERSION
 from edgepack.boards import Board
-from edgepack.bundle import licenses, manifest, tarball
+from edgepack.bundle import licenses, manifest, shared_weights, tarball
 from edgepack.bundle.manifest import (
     MANIFEST_NAME,
     SIGNATURE_NAME,
@@ -327,7 +327,7 @@ def make_bundle(contents: Contents, out: Path) -> Bundle:
         manifest.GRAPH: compiled.graph,
         manifest.PARAMS: compiled.params,
         **_device_code(compiled),
-        **_plan_for_cpu(contents.on_cpu),
+        **_plan_for_cpu(contents.on_cpu, compiled),
         **_golden_files(contents.golden, compiled),
         **_stage_files(contents.stages),
     }
@@ -451,11 +451,15 @@ def _stage_files(stages: Sequence[StageContents]) -> dict[str, bytes | Path]:
     return files
 
 
-def _plan_for_cpu(compiled: Compiled | None) -> dict[str, Path]:
+def _plan_for_cpu(compiled: Compiled | None, on_gpu: Compiled) -> dict[str, bytes | Path]:
     if compiled is None:
         return {}
-    files = (compiled.library, compiled.graph, compiled.params)
-    return {f"{manifest.CPU_FOLDER}{file.name}": file for file in files}
+    files: dict[str, bytes | Path] = {
+        file.name: file for file in (compiled.library, compiled.graph, compiled.params)
+    }
+    if (shared := shared_weights.without_shared(compiled, on_gpu)) is not None:
+        files[compiled.graph.name], files[compiled.params.name] = shared
+    return {f"{manifest.CPU_FOLDER}{name}": file for name, file in files.items()}
 
 
 def _device_code(compiled: Compiled) -> dict[str, Path]:

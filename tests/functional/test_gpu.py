@@ -654,12 +654,14 @@ def test_what_the_driver_has_compiled_is_kept(
     assert failures(NO_TEXT="1") == 1
 
 
-def _report_of(bundle: Path, driver: Path, **environment: str) -> dict[str, Any]:
+def _report_of(
+    bundle: Path, driver: Path, due: Sequence[str] = ("due0.npy", "due1.npy"), **environment: str
+) -> dict[str, Any]:
     """What the app says of five runs, with the driver in a folder."""
     board = get_board("local")
     app = build_runtime(board, select(board).toolchain).app
     words = [app, "--bundle", bundle, "--input", bundle / "in.npy", "--json", "--bench", "5"]
-    words += ["--expected", bundle / "due0.npy", "--expected", bundle / "due1.npy"]
+    words += [f"--expected={bundle / name}" for name in due]
     # As this process has opened it.
     real = next(
         path
@@ -688,6 +690,29 @@ def test_deploy_to_the_gpu_of_this_machine(
     assert "KERNEL(" in code.read_text()
     plans = [(code.parent / name).exists() for name in ("graph.json", "cpu/graph.json")]
     assert plans == [True, compute != "gpu"]
+
+
+def test_both_plans_read_one_table(opencl: Gpu, tmp_path: Path) -> None:
+    """Of embeddings, which no plan packs; both processors find the same rows in it."""
+    b, rows, width = Builder(seed=4), 5000, 64
+    found = b.op("Gather", b.weight(rows, width), "ids")
+    b.op("Softmax", b.op("MatMul", found, b.weight(width, 40)), outputs=["y"])
+    types = {"ids": onnx.TensorProto.INT64}
+    onnx.save(b.model({"ids": [1, 8]}, {"y": [1, 8, 40]}, types), tmp_path / "model.onnx")
+    words = [str(tmp_path / "model.onnx"), "--board", "local", "--compute", "gpu, else cpu"]
+    assert main(["package", *words, "--out", str(tmp_path / "out"), "--json"]) == 0
+    (bundle,) = (path for path in (tmp_path / "out").iterdir() if path.is_dir())
+    sizes = [(bundle / "model" / name).stat().st_size for name in ("params.bin", "cpu/params.bin")]
+    assert sizes[1] < rows * width * 4 < sizes[0]
+    ids = np.int64([[0, 1, 4999, 17, 2500, 4998, 3, 17]])
+    np.save(bundle / "in.npy", ids)
+    (due,) = _reference(tmp_path / "model.onnx", {"ids": ids})
+    np.save(bundle / "due0.npy", due)
+    (tmp_path / "libOpenCL.so.1").write_text("no library")
+    for driver, processor in ((tmp_path / "none", "gpu"), (tmp_path, "cpu")):
+        report = _report_of(bundle, driver, due=("due0.npy",))
+        assert report["processor"]["on"] == processor
+        assert report["expected"]["ok"]
 
 
 def test_deploy_to_the_gpu_of_a_virtual_board(

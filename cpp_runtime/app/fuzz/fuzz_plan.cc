@@ -38,8 +38,9 @@ void CheckBlocks(const Graph& graph) {
 void CheckGraph(const Graph& graph) {
   EDGEPACK_REQUIRE(!graph.outputs.empty());
   for (const GraphTensor& tensor : graph.tensors) {
-    const std::size_t end =
-        tensor.storage == Storage::kArena ? graph.arena_bytes : graph.params_bytes;
+    const std::size_t end = tensor.storage == Storage::kArena    ? graph.arena_bytes
+                            : tensor.storage == Storage::kParams ? graph.params_bytes
+                                                                 : graph.shared_bytes;
     EDGEPACK_REQUIRE(tensor.offset % 64 == 0);
     EDGEPACK_REQUIRE(tensor.offset <= end && tensor.info.bytes <= end - tensor.offset);
     EDGEPACK_REQUIRE(ByteSize(tensor.info.dtype, tensor.info.shape) == tensor.info.bytes);

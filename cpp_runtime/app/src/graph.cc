@@ -5,6 +5,7 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "bundle_json.h"
@@ -63,10 +64,16 @@ GraphTensor ReadTensor(JsonObject object, const Graph& graph) {
   tensor.info.shape = ReadShape(&object);
 
   const std::string storage = object.String("storage");
-  if (storage != "arena" && storage != "params") {
+  std::size_t end = 0;
+  if (storage == "arena") {
+    std::tie(tensor.storage, end) = std::pair(Storage::kArena, graph.arena_bytes);
+  } else if (storage == "params") {
+    std::tie(tensor.storage, end) = std::pair(Storage::kParams, graph.params_bytes);
+  } else if (storage == "shared") {
+    std::tie(tensor.storage, end) = std::pair(Storage::kShared, graph.shared_bytes);
+  } else {
     object.Fail("storage", "unknown storage '" + storage + "'");
   }
-  tensor.storage = storage == "arena" ? Storage::kArena : Storage::kParams;
   tensor.offset = ReadSize("offset", &object);
   tensor.info.bytes = ReadSize("bytes", &object);
   object.Finish();
@@ -78,8 +85,6 @@ GraphTensor ReadTensor(JsonObject object, const Graph& graph) {
   if (tensor.offset % kTensorAlignment != 0) {
     object.Fail("offset", std::to_string(tensor.offset) + " is not a multiple of 64");
   }
-  const std::size_t end =
-      tensor.storage == Storage::kArena ? graph.arena_bytes : graph.params_bytes;
   if (tensor.offset > end || tensor.info.bytes > end - tensor.offset) {
     object.Fail("offset", std::to_string(tensor.offset) + " + " +
                               std::to_string(tensor.info.bytes) + " bytes is outside the " +
@@ -145,7 +150,7 @@ ModelState ReadState(JsonObject object, const Graph& graph) {
   }
   if (state.start) {
     const GraphTensor& start = graph.tensors[*state.start];
-    if (start.storage != Storage::kParams || start.info.dtype != input.info.dtype ||
+    if (start.storage == Storage::kArena || start.info.dtype != input.info.dtype ||
         start.info.shape != input.info.shape) {
       object.Fail("start", "is no parameter of the input's type and shape");
     }
@@ -306,6 +311,7 @@ Graph LoadGraph(const std::filesystem::path& path) {
   graph.model = root.String("model");
   graph.arena_bytes = ReadSize("arena_bytes", &root);
   graph.params_bytes = ReadSize("params_bytes", &root);
+  if (root.Has("shared_bytes")) graph.shared_bytes = ReadSize("shared_bytes", &root);
   for (JsonObject& object : root.Objects("tensors")) {
     graph.tensors.push_back(ReadTensor(std::move(object), graph));
   }
@@ -331,7 +337,11 @@ Graph LoadGraph(const std::filesystem::path& path) {
       graph.blocks.push_back(ReadBlock(std::move(object), graph, &around));
     }
   }
-  if (root.Has("gpu")) ReadGpu(root.Object("gpu"), &graph);
+  if (root.Has("gpu")) {
+    // It has copies of the plan's own parameters only.
+    if (graph.shared_bytes != 0) root.Fail("shared_bytes", "is of a plan for the CPU only");
+    ReadGpu(root.Object("gpu"), &graph);
+  }
   root.Finish();
   return graph;
 }

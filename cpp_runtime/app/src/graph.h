@@ -12,7 +12,8 @@
 
 namespace edgepack {
 
-enum class Storage { kArena, kParams };
+/// `kShared` are the parameters of the plan beside this one.
+enum class Storage { kArena, kParams, kShared };
 
 /// A tensor of the plan: `info.bytes` bytes at `offset` in its storage.
 struct GraphTensor {
@@ -76,6 +77,7 @@ struct Graph {
   std::string model;
   std::size_t arena_bytes = 0;
   std::size_t params_bytes = 0;
+  std::size_t shared_bytes = 0;  ///< of the parameters of the plan beside it; never with a GPU
   std::vector<GraphTensor> tensors;
   std::vector<std::size_t> inputs;
   std::vector<std::size_t> outputs;

@@ -26,6 +26,12 @@ MemoryMap MapParams(const std::filesystem::path& path, std::size_t bytes) {
   }
 }
 
+/// The parameters of the plan in a folder; none is named where there is no other plan.
+MemoryMap MapShared(const std::filesystem::path& folder, std::size_t bytes) {
+  if (folder.empty()) throw BundleError("graph.json shares parameters, but of no other plan");
+  return MapParams(folder / "params.bin", bytes);
+}
+
 /// Packed strides in elements.
 std::vector<std::int64_t> Strides(const Shape& shape) {
   std::vector<std::int64_t> strides(shape.size(), 1);
@@ -35,9 +41,10 @@ std::vector<std::int64_t> Strides(const Shape& shape) {
 
 }  // namespace
 
-Model::State::State(const std::filesystem::path& folder)
+Model::State::State(const std::filesystem::path& folder, const std::filesystem::path& beside)
     : graph(LoadGraph(folder / "graph.json")),
       params(MapParams(folder / "params.bin", graph.params_bytes)),
+      shared(graph.shared_bytes == 0 ? MemoryMap() : MapShared(beside, graph.shared_bytes)),
       library(folder) {
   strides.reserve(graph.tensors.size());
   for (const GraphTensor& tensor : graph.tensors) strides.push_back(Strides(tensor.info.shape));
@@ -80,7 +87,7 @@ Model::Model(const std::filesystem::path& folder) {
     state_ = state;
     return;
   }
-  const auto on_cpu = std::make_shared<State>(other);
+  const auto on_cpu = std::make_shared<State>(other, folder);
   const auto health = std::make_shared<GpuHealth>();
   if (const int starts = StartsLostToGpu(); starts >= static_cast<int>(GpuHealth::kMostFailures)) {
     health->GiveUp("the GPU's driver hung in the last " + std::to_string(starts) + " starts");

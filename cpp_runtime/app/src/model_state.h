@@ -18,10 +18,12 @@ namespace edgepack {
 
 /// What sessions share.
 struct Model::State {
-  explicit State(const std::filesystem::path& folder);
+  /// `beside` has the plan whose parameters this one may share, if there is one.
+  explicit State(const std::filesystem::path& folder, const std::filesystem::path& beside = {});
 
   Graph graph;
   MemoryMap params;
+  MemoryMap shared;
   KernelLibrary library;
   /// Of each tensor of the graph, packed, in elements.
   std::vector<std::vector<std::int64_t>> strides;

@@ -110,11 +110,22 @@ struct Session::State {
 
   [[nodiscard]] const Model::State& shared() const { return *model.state_; }
 
+  [[nodiscard]] const MemoryMap& MemoryOf(Storage storage) const {
+    switch (storage) {
+      case Storage::kArena:
+        return *arena;
+      case Storage::kParams:
+        return shared().params;
+      case Storage::kShared:
+        break;
+    }
+    return shared().shared;
+  }
+
   [[nodiscard]] DLTensor TensorAt(std::size_t index) const {
     const GraphTensor& tensor = shared().graph.tensors[index];
-    const MemoryMap& storage = tensor.storage == Storage::kArena ? *arena : shared().params;
     DLTensor view = {};
-    view.data = storage.data() + tensor.offset;
+    view.data = MemoryOf(tensor.storage).data() + tensor.offset;
     view.device = {kDLCPU, 0};
     view.ndim = static_cast<std::int32_t>(tensor.info.shape.size());
     view.dtype = ToDLDataType(tensor.info.dtype);

@@ -110,6 +110,9 @@ TEST_CASE("numbers of every width") {
 }
 
 TEST_CASE("tensors out of bounds") {
+  CHECK(Contains(LoadError("\"params\"", "\"shared\""), "is outside the shared of 0"));
+  CHECK(Contains(LoadError("\"inputs\"", R"("gpu": {}, "shared_bytes": 16, "inputs")"),
+                 "shared_bytes: is of a plan for the CPU only"));
   CHECK(Contains(LoadError("\"offset\": 128", "\"offset\": 256"),
                  "tensors[3].offset: 256 + 16 bytes is outside the arena of 256"));
   CHECK(Contains(LoadError("\"offset\": 128", "\"offset\": -64"), "is not between 0"));

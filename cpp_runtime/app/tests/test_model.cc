@@ -372,4 +372,31 @@ TEST_CASE("a plan for the CPU runs where the GPU's driver is not there") {
   CHECK(!Model(folder.path() / "cpu").processor());
 }
 
+TEST_CASE("a plan for the CPU reads the parameters of the one beside it") {
+  const TempFolder folder;
+  const std::string gpu =
+      R"("gpu": {"api": "cuda", "arch": "sm_87", "driver": "12.2", "launches": [], "copies": []},)";
+  WriteModel(folder.path(), Replace(GraphText(), "\"inputs\"", gpu + " \"inputs\""));
+  const std::filesystem::path on_cpu = folder.path() / "cpu";
+  std::filesystem::create_directory(on_cpu);
+  const std::string shared = Replace(
+      Replace(GraphText(), "\"params_bytes\": 16", "\"params_bytes\": 0, \"shared_bytes\": 16"),
+      "\"params\"", "\"shared\"");
+  WriteModel(on_cpu, shared);
+  WriteFile(on_cpu / "params.bin", "");
+  try {
+    Session session{Model(folder.path())};
+    const std::vector<float> x = {1, 2, 3, 4};
+    session.SetInput(0, Info(DType::kFloat32, {1, 4}), x.data());
+    session.Run();
+    const auto* y = static_cast<const float*>(session.outputs()[0].data);
+    CHECK(std::vector<float>(y, y + 4) == std::vector<float>{22, 44, 66, 88});
+  } catch (const BundleError& error) {
+    CHECK(Contains(error.message, "kernels.cubin"));
+  }
+  CHECK(Contains(LoadError(on_cpu), "shares parameters, but of no other plan"));
+  WriteFile(folder.path() / "params.bin", "12345678");
+  CHECK(LoadError(folder.path()) == "params.bin has 8 bytes, graph.json says 16");
+}
+
 }  // namespace edgepack::testing
