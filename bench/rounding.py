@@ -1,6 +1,7 @@
 """How exact float32 is inside networks: errors against float64, ours over onnxruntime's.
 
     python -m bench.rounding [--photos N] [--board BOARD] [MODEL ...]
+    python -m bench.rounding --tiles
 
 Each network is computed three times on the same photographs: in float64 by onnx's reference, by
 onnxruntime, and by our compiler with each setting that changes how sums are made. With --board
@@ -8,6 +9,10 @@ both engines run their ARM code under qemu; onnxruntime has no package for 32-bi
 machine's is used. Compared is what every convolution and product reads, and the outputs: the root
 of the mean square of what each tensor is off, ours over onnxruntime's. Printed are the median over
 a network's tensors, the largest of them, and that of the last output.
+
+With --tiles no network runs: printed is what Winograd's tiles alone are off, over a convolution of
+which sums have parts of 128 products; first all in float32, then with sums over channels that are
+not rounded before their end, which is the least that any order of them can reach.
 """
 
 from __future__ import annotations
@@ -40,6 +45,7 @@ from edgepack.boards import Board, get_board, load_boards
 from edgepack.compiler import compile_model
 from edgepack.compiler.backend.run import run_plan
 from edgepack.frontend.precision import Precision
+from edgepack.kernels.tiles import toom_cook
 from edgepack.model import ModelSpec
 from edgepack.model.session import cpu_session
 from edgepack.native.emulate import run_emulated
@@ -243,13 +249,95 @@ def input_of(name: str, model: onnx.ModelProto, photo: Photo) -> Array:
     return spec.load(photo.path)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TileRow:
+    """A tile of a 3x3 convolution by Winograd's algorithm: its error over that of a plain one."""
+
+    results: int
+    channels: int
+    rounded: float
+    exact_sums: float
+
+
+def tile_row(points: toom_cook.Points, channels: int, count: int) -> TileRow:
+    """Measured on `count` tiles of normal inputs behind a ReLU, with normal
+    weights."""
+    rng = np.random.default_rng(0)
+    form = toom_cook.LineForm(results=len(points) - 1, points=points, taps=3)
+    side, results = form.size, form.results
+    images = rng.standard_normal((side, side, channels, count)).clip(0).astype("float32")
+    weights = rng.standard_normal((3, 3, channels)).astype("float32")
+    wide = sliding_window_view(images.astype("float64"), (3, 3), axis=(0, 1))
+    exact = np.einsum("yxcnij,ijc->yxn", wide, weights.astype("float64"))
+    terms = np.einsum("yxcnij,ijc->cijyxn", wide, weights.astype("float64"))
+    plain = _sum(terms.reshape(-1, *exact.shape), _PART)
+    g = form.matrix(0)
+    factors = np.einsum("ki,ijc,lj->klc", g, weights.astype("float64"), g).astype("float32")
+    tiles = _both_ways(form.forth(results), images)
+    products = np.einsum("klc,klcn->ckln", factors.astype("float64"), tiles.astype("float64"))
+    return TileRow(
+        results=results,
+        channels=channels,
+        rounded=off(_both_ways(form.back(results), _sum(products, _PART)), exact)
+        / off(plain, exact),
+        exact_sums=off(
+            _both_ways(form.back(results), products.sum(axis=0).astype("float32")), exact
+        )
+        / off(plain, exact),
+    )
+
+
+# Products in a part of a sum, on x86-64 and in onnxruntime.
+_PART = 128
+
+
+def _sum(terms: Array, part: int) -> Array:
+    """The sum over the first axis by multiply-adds in float32, in parts."""
+    total = np.zeros(terms.shape[1:], "float32")
+    for first in range(0, len(terms), part):
+        inner = np.zeros_like(total)
+        for term in terms[first : first + part]:
+            inner = (inner + term).astype("float32")
+        total = total + inner
+    return total
+
+
+def _both_ways(transform: toom_cook.Transform, values: Array) -> Array:
+    """A transform along the first two axes, its multiply-adds in float32."""
+    for _ in range(2):
+        numbers = list(values)
+        for terms in transform.steps:
+            made = np.zeros_like(values[0])
+            for factor, number in terms:
+                made = (made + factor * numbers[number].astype("float64")).astype("float32")
+            numbers.append(made)
+        values = np.stack([numbers[number] for number in transform.outputs]).swapaxes(0, 1)
+    return values
+
+
+def print_tiles() -> None:
+    """The table of --tiles."""
+    print(f"{'results':8} {'channels':>8} {'rounded':>8} {'exact sums':>11}")
+    for points in toom_cook.POINTS.values():
+        for channels, count in ((64, 64), (512, 16)):
+            row = tile_row(points, channels, count)
+            side = f"{row.results}x{row.results}"
+            print(
+                f"{side:8} {row.channels:8} {row.rounded:8.2f} {row.exact_sums:11.2f}", flush=True
+            )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("models", nargs="*", metavar="MODEL", help="(default: ten networks)")
     parser.add_argument("--photos", type=int, default=3, metavar="N")
     parser.add_argument("--board", default="local", choices=["local", *VIRTUAL])
     parser.add_argument("--json", type=Path, help="a file for the rows")
+    parser.add_argument("--tiles", action="store_true", help="Winograd's tiles alone")
     args = parser.parse_args(argv)
+    if args.tiles:
+        print_tiles()
+        return 0
     shown = photos()[:: max(1, len(photos()) // args.photos)][: args.photos]
     rows: list[Row] = []
     print(f"{'network':20} {'setting':8} {'tensors':>7} {'median':>7} {'largest':>8} {'output':>7}")

@@ -10,6 +10,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from bench import rounding
+from edgepack.kernels.tiles import toom_cook
 from tests.onnx_models import Builder
 
 
@@ -56,3 +57,11 @@ def test_what_products_read_is_compared_in_float64(tmp_path: Path) -> None:
     tenth = float(np.float32(0.1))
     assert [out.dtype for out in outputs] == [np.float64] * 2
     np.testing.assert_allclose(outputs[1], [[9 * tenth**2] * 3], rtol=1e-15)
+
+
+@pytest.mark.parametrize("points", toom_cook.POINTS.values(), ids=len)
+def test_a_tile_is_off_by_more_than_its_sums_are(points: toom_cook.Points) -> None:
+    """And by little: it computes the convolution."""
+    row = rounding.tile_row(points, channels=8, count=4)
+    assert row.results == len(points) - 1
+    assert 0 < row.exact_sums < row.rounded < 100

@@ -24,7 +24,6 @@ from edgepack.kernels.tiles.arm.isa import QUAD, Isa
 from edgepack.kernels.tiles.arm.kernels import KERNELS, MicroKernel, isa_of, micro_kernel
 from edgepack.kernels.tiles.arm.reductions import (
     CHAIN,
-    LONG_CHAIN,
     SHORT_CHAIN,
     Convolve,
     Depthwise,
@@ -38,7 +37,6 @@ __all__ = [
     "ANY_WIDTH",
     "CHAIN",
     "KERNELS",
-    "LONG_CHAIN",
     "QUAD",
     "SHORT_CHAIN",
     "AssemblyTile",

@@ -55,7 +55,7 @@ class AssemblyTiles:
             row_step=source.row_bytes * window.dilation[0],
             plane_step=source.plane_bytes,
             back=back % lanes,
-            chain=self.chain if self.kernel.element == FLOAT16 else arm.LONG_CHAIN,
+            chain=self.chain if self.kernel.element == FLOAT16 else arm.CHAIN,
         )
         return self.tiles.call(
             reduction,
