@@ -15,8 +15,8 @@ _LEAST_BYTES = 1 << 20
 _ALIGNMENT = 64
 
 
-class Compiled(Protocol):
-    """The files of a plan."""
+class PlanFiles(Protocol):
+    """What a plan is made of."""
 
     @property
     def graph(self) -> Path: ...
@@ -24,7 +24,7 @@ class Compiled(Protocol):
     def params(self) -> Path: ...
 
 
-def without_shared(plan: Compiled, other: Compiled) -> tuple[bytes, bytes] | None:
+def without_shared(plan: PlanFiles, other: PlanFiles) -> tuple[bytes, bytes] | None:
     """The graph and the parameters of a plan that shares those of another one; None if they have
     none in common that are worth it."""
     document: dict[str, Any] = json.loads(plan.graph.read_bytes())

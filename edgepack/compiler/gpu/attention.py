@@ -31,7 +31,7 @@ _GRID_Z, _PLACES = 65535, 2**31
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tile:
+class AttentionTile:
     """Queries of a group, and keys at a time; each thread has scores of some queries and four
     keys."""
 
@@ -68,11 +68,11 @@ class Tile:
 
 
 TILES = (
-    Tile(queries=64, keys=32),
-    Tile(queries=32, keys=32),
-    Tile(queries=16, keys=32),
-    Tile(queries=8, keys=64),
-    Tile(queries=4, keys=128),
+    AttentionTile(queries=64, keys=32),
+    AttentionTile(queries=32, keys=32),
+    AttentionTile(queries=16, keys=32),
+    AttentionTile(queries=8, keys=64),
+    AttentionTile(queries=4, keys=128),
 )
 
 
@@ -83,7 +83,7 @@ def takes(attention: Attention, gpu: Gpu) -> bool:
     return heads <= _GRID_Z and max(places) < _PLACES and choose(attention, gpu) is not None
 
 
-def choose(attention: Attention, gpu: Gpu) -> Tile | None:
+def choose(attention: Attention, gpu: Gpu) -> AttentionTile | None:
     """The largest tile that gives each processor two groups, or else the smallest; none is twice
     as large as there are queries."""
     *heads, queries, width = attention.result.shape
@@ -103,7 +103,7 @@ def choose(attention: Attention, gpu: Gpu) -> Tile | None:
 
 
 def make(
-    attention: Attention, dtypes: Sequence[str], output: str, tile: Tile
+    attention: Attention, dtypes: Sequence[str], output: str, tile: AttentionTile
 ) -> tuple[DeviceKernel, tuple[np.ndarray, ...]]:
     """The kernel and its constants, which are masks. Its arguments are the inputs, of `dtypes`, the
     constants, and the result, of type `output`."""
@@ -146,7 +146,7 @@ def start_of(places: Places) -> str:
 
 class _Text:
     def __init__(
-        self, attention: Attention, dtypes: Sequence[str], output: str, tile: Tile
+        self, attention: Attention, dtypes: Sequence[str], output: str, tile: AttentionTile
     ) -> None:
         self.attention, self.dtypes, self.output, self.tile = attention, dtypes, output, tile
         *_, self.queries, self.width = attention.result.shape
