@@ -25,6 +25,7 @@ from edgepack.frontend.forms import known_shapes
 from edgepack.frontend.integer_weights import is_matrix_in_blocks
 from edgepack.model import infer_shapes, opset_of, walk_nodes
 from edgepack.model.index import GraphIndex
+from edgepack.model.inference import inferred
 from edgepack.model.session import INEXACT
 from edgepack.model.structure import subgraphs
 
@@ -84,7 +85,9 @@ def _is_valid(proto: onnx.ModelProto) -> bool:
     Outputs may lack a shape, as long as it follows from the rest.
     """
     try:
-        onnx.checker.check_model(infer_shapes(proto, with_weights=True), full_check=True)
+        typed = infer_shapes(proto, with_weights=True)
+        onnx.checker.check_model(typed)
+        inferred(typed, check_type=True, strict_mode=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError):
         return False
     return True

@@ -12,6 +12,7 @@ from typing import Any
 
 from edgepack.model.errors import InvalidModelError
 from edgepack.model.index import GraphIndex
+from edgepack.model.inference import inferred
 
 # The first opset in which operators broadcast as numpy does, which all readers have.
 OLDEST = 7
@@ -109,15 +110,11 @@ def _rewrite_broadcast(proto: Any) -> None:
 
     onnx's converter puts one axis too many there, and none behind the slopes of a PRelu.
     """
-    import onnx
     from onnx import helper
 
     weights = {tensor.name: len(tensor.dims) for tensor in proto.graph.initializer}
-    inferred = onnx.shape_inference.infer_shapes(proto).graph
-    ranks = weights | {
-        name: len(value.type.tensor_type.shape.dim)
-        for name, value in GraphIndex(inferred).infos.items()
-    }
+    known = GraphIndex(inferred(proto).graph).infos
+    ranks = weights | {name: len(value.type.tensor_type.shape.dim) for name, value in known.items()}
     nodes = []
     for node in proto.graph.node:
         behind = _axes_behind(node, ranks)
