@@ -25,7 +25,7 @@ from edgepack.frontend.forms import known_shapes
 from edgepack.frontend.integer_weights import is_matrix_in_blocks
 from edgepack.model import infer_shapes, opset_of, walk_nodes
 from edgepack.model.index import GraphIndex
-from edgepack.model.inference import inferred
+from edgepack.model.inference import infer_types
 from edgepack.model.session import INEXACT
 from edgepack.model.structure import subgraphs
 
@@ -87,7 +87,7 @@ def _is_valid(proto: onnx.ModelProto) -> bool:
     try:
         typed = infer_shapes(proto, with_weights=True)
         onnx.checker.check_model(typed)
-        inferred(typed, check_type=True, strict_mode=True)
+        infer_types(typed, check_type=True, strict_mode=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError):
         return False
     return True

@@ -24,7 +24,7 @@ from edgepack.model.errors import (
 from edgepack.model.exported import read_exported
 from edgepack.model.external import load_external_data
 from edgepack.model.index import GraphIndex
-from edgepack.model.inference import inferred
+from edgepack.model.inference import infer_types
 from edgepack.model.opsets import modernise_opset
 from edgepack.model.other_formats import check_content, check_format
 from edgepack.model.pools import without_empty_windows
@@ -177,7 +177,7 @@ def infer_shapes(proto: Any, *, with_weights: bool = False, values: bool = True)
 
     light = proto if with_weights else _without_weights(proto)
     try:
-        return inferred(light, data_prop=values)
+        return infer_types(light, data_prop=values)
     except (onnx.shape_inference.InferenceError, ValueError):
         return light
 
@@ -392,7 +392,7 @@ def _fix_shapes(path: Path, proto: Any, shapes: Mapping[str, tuple[int, ...]]) -
         value.type.tensor_type.ClearField("shape")
     _fit_reshapes(proto, batches)
     try:
-        fitting = inferred(proto, strict_mode=True, data_prop=True)
+        fitting = infer_types(proto, strict_mode=True, data_prop=True)
     except onnx.shape_inference.InferenceError as error:
         if not _infers_all(proto):
             return

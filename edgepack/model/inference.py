@@ -19,7 +19,7 @@ _FATAL = {
 _HIDDEN = "edgepack.hidden."
 
 
-def inferred(proto: Any, **how: bool) -> Any:
+def infer_types(proto: Any, **how: bool) -> Any:
     """`onnx.shape_inference.infer_shapes`, and what it raises; `how` are its arguments.
 
     Of such an operator nothing is inferred as long as the type of its first input is not known.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgepack.model.index import GraphIndex
-from edgepack.model.inference import inferred
+from edgepack.model.inference import infer_types
 from edgepack.model.opsets import of_one_opset
 
 ONNX, ONNXRUNTIME = "ONNX", "onnxruntime"
@@ -464,7 +464,7 @@ _NORMALIZATION = "MeanVarianceNormalization"
 def _index(proto: Any) -> GraphIndex:
     """What is known of tensors inside the graph; float32 is what onnxruntime has of others."""
     try:
-        graph = inferred(proto).graph
+        graph = infer_types(proto).graph
     except (ValueError, RuntimeError):  # beyond 2 GB, or no type for an operator of others
         graph = proto.graph
     return GraphIndex(graph)

@@ -12,7 +12,7 @@ from typing import Any
 
 from edgepack.model.errors import InvalidModelError
 from edgepack.model.index import GraphIndex
-from edgepack.model.inference import inferred
+from edgepack.model.inference import infer_types
 
 # The first opset in which operators broadcast as numpy does, which all readers have.
 OLDEST = 7
@@ -113,7 +113,7 @@ def _rewrite_broadcast(proto: Any) -> None:
     from onnx import helper
 
     weights = {tensor.name: len(tensor.dims) for tensor in proto.graph.initializer}
-    known = GraphIndex(inferred(proto).graph).infos
+    known = GraphIndex(infer_types(proto).graph).infos
     ranks = weights | {name: len(value.type.tensor_type.shape.dim) for name, value in known.items()}
     nodes = []
     for node in proto.graph.node:
