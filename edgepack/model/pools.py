@@ -31,7 +31,7 @@ def without_empty_windows(proto: Any) -> Any:
     infos = GraphIndex(infer_shapes(_by_functions(bare)).graph).infos
     changed = False
     for node in bare.graph.node:
-        if _rounds_up(node) and node.input[0] in infos:
+        if _rounds_up(node) and node.input and node.input[0] in infos:
             changed |= _write_out(node, infos[node.input[0]])
     if not changed:
         return proto
@@ -87,13 +87,21 @@ def _write_out(node: Any, image: Any) -> bool:
     from onnx import helper
 
     given = {item.name: helper.get_attribute_value(item) for item in node.attribute}
-    kernel = given["kernel_shape"]
-    rank = len(kernel)
     sizes = [dim.dim_value for dim in image.type.tensor_type.shape.dim][2:]
-    if len(sizes) != rank or min(sizes) < 1 or given.get("auto_pad", b"NOTSET").startswith(b"SAME"):
+    rank = len(sizes)
+    usual = {"strides": [1] * rank, "dilations": [1] * rank, "pads": [0] * 2 * rank}
+    window: list[Any] = [given.get(name) or usual.get(name) for name in ("kernel_shape", *usual)]
+    # What is no window at all is refused by those who read the model next.
+    is_window = (
+        all(isinstance(item, list) for item in window)
+        and [len(item) for item in window] == [rank, rank, rank, 2 * rank]
+        and all(isinstance(number, int) for item in window for number in item)
+    )
+    if not is_window or min(*sizes, *window[0], *window[1], *window[2]) < 1:
         return False
-    strides, dilations = (given.get(name) or [1] * rank for name in ("strides", "dilations"))
-    pads = list(given.get("pads") or [0] * 2 * rank)
+    if given.get("auto_pad") in (b"SAME_UPPER", b"SAME_LOWER"):
+        return False
+    kernel, strides, dilations, pads = window
     borders, is_less = list(pads), False
     for axis, size in enumerate(sizes):
         stride, covered = strides[axis], (kernel[axis] - 1) * dilations[axis] + 1
