@@ -311,7 +311,7 @@ def _asked_of_devices() -> dict[str, Any]:
     )
     part = _record(PartTime, bench=_record(Bench), profile=profile)
     part["required"].remove("profile")  # of --profile, of models after the first
-    names = ("parts_ms", "time_ratio", "memory_ratio", "unweighted_memory_ratio")
+    names = ("parts_ms", "time_ratio", "memory_ratio")
     ratios = dict.fromkeys(names, _NUMBER)
     stage_times = _record(StageTimes, whole=_record(Bench), parts=_list(part), **ratios)
     conditions = _object(dict.fromkeys(("before", "after"), _record(Conditions)))

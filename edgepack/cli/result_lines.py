@@ -208,7 +208,7 @@ def stage_ratio_line(times: StageTimes) -> str:
     mark = emulated_mark(times.whole.emulated)
     return (
         f"whole / sum of parts {times.time_ratio:.3f}{mark}, peak memory / largest part "
-        f"{times.memory_ratio:.3f}{mark}, without weights {times.unweighted_memory_ratio:.3f}{mark}"
+        f"{times.memory_ratio:.3f}{mark}"
     )
 
 

@@ -56,19 +56,10 @@ class StageTimes:
         """The peak of the whole over that of the largest part."""
         return self.rss_peak_bytes / max(part.rss_peak_bytes for part in self.parts)
 
-    @property
-    def unweighted_memory_ratio(self) -> float:
-        """The same without the weights, which are mapped: of each model there are its own."""
-        largest = max(part.rss_peak_bytes - part.params_bytes for part in self.parts)
-        return (self.rss_peak_bytes - self.params_bytes) / largest
-
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         ratios = {"parts_ms": self.parts_ms, "time_ratio": self.time_ratio}
-        ratios |= {
-            "memory_ratio": self.memory_ratio,
-            "unweighted_memory_ratio": self.unweighted_memory_ratio,
-        }
+        ratios["memory_ratio"] = self.memory_ratio
         found = {**asdict(self), **ratios}
         for part in found["parts"]:
             if part["profile"] is None:

@@ -1,11 +1,13 @@
 #include "memory_map.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <fcntl.h>
 #include <new>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <system_error>
+#include <unistd.h>
 #include <utility>
 
 #include "common/fd.h"
@@ -56,6 +58,16 @@ MemoryMap MemoryMap::Zeroed(std::size_t size) {
 
 void MemoryMap::Prefetch() const {
   if (data_ != nullptr) madvise(data_, size_, MADV_WILLNEED);
+}
+
+void MemoryMap::Drop(std::size_t offset, std::size_t bytes) const {
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  const std::size_t from = std::min(offset, size_);
+  const std::size_t to = from + std::min(bytes, size_ - from);
+  const std::size_t first = (from + page - 1) / page * page;
+  // The last page is mapped whole, wherever the file ends in it.
+  const std::size_t end = (to == size_ ? to + page - 1 : to) / page * page;
+  if (first < end) madvise(data_ + first, end - first, MADV_DONTNEED);
 }
 
 }  // namespace edgepack

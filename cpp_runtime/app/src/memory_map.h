@@ -26,6 +26,11 @@ class MemoryMap {
   /// Tells the kernel to begin reading the file now.
   void Prefetch() const;
 
+  /// Gives the kernel back the pages that lie wholly in a range. A file's are mapped again when
+  /// they are next read, from the kernel's cache unless that was needed for other things; zeroed
+  /// memory is zero again.
+  void Drop(std::size_t offset, std::size_t bytes) const;
+
  private:
   MemoryMap(char* data, std::size_t size) : data_(data), size_(size) {}
 

@@ -118,6 +118,12 @@ const std::vector<TensorInfo>& Model::inputs() const { return state_->inputs; }
 const std::vector<TensorInfo>& Model::outputs() const { return state_->outputs; }
 const std::vector<ModelState>& Model::states() const { return state_->graph.states; }
 
+void Model::DropParams() const {
+  state_->params.Drop(0, state_->params.size());
+  state_->shared.Drop(0, state_->shared.size());
+  if (state_->on_cpu) state_->on_cpu->DropParams();
+}
+
 std::optional<Processor> Model::processor() const {
   if (state_->gpu == nullptr && state_->health == nullptr) return std::nullopt;
   Processor found;

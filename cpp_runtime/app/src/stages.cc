@@ -143,31 +143,54 @@ std::unique_ptr<Stages> Stages::Load(const BundleFolder& bundle, std::optional<i
   const std::filesystem::path specs = bundle.path / "stages.json";
   if (!std::filesystem::exists(specs)) return nullptr;
   std::vector<std::unique_ptr<Stage>> stages;
+  std::size_t params_bytes = 0;
   for (StageSpec& spec : LoadStageSpecs(specs)) {
     BundleFolder own = OpenBundle(bundle.path / "stages" / std::to_string(stages.size() + 1));
     const auto same = std::find_if(stages.begin(), stages.end(), [&](const auto& stage) {
       return AreSame(stage->bundle.model(), own.model());
     });
     Model model = same != stages.end() ? (*same)->model : Model(own.model());
+    if (same == stages.end()) params_bytes += model.params_bytes();
     stages.push_back(std::make_unique<Stage>(std::move(own), std::move(spec), std::move(model)));
     Stage& stage = *stages.back();
     stage.finder.emplace(stage.postprocessor, stage.bundle, top);
   }
-  return std::unique_ptr<Stages>(new Stages(std::move(stages)));
+  return std::unique_ptr<Stages>(new Stages(std::move(stages), params_bytes));
 }
 
 Session Stages::Begin(Model first, ThreadPool* pool) {
-  std::size_t bytes = first.arena_bytes();
-  for (const auto& stage : stages_) bytes = std::max(bytes, stage->model.arena_bytes());
-  const std::shared_ptr<const MemoryMap> arena = MakeArena(bytes);
+  std::size_t theirs = 0;
+  for (const auto& stage : stages_) theirs = std::max(theirs, stage->model.arena_bytes());
+  arena_ = MakeArena(std::max(theirs, first.arena_bytes()));
   for (const auto& stage : stages_) {
-    stage->session.emplace(stage->model, pool, arena);
+    stage->session.emplace(stage->model, pool, arena_);
     const std::vector<TensorView>& inputs = stage->session->inputs();
     stage->input = inputs[InputsBesides(stage->model.states(), inputs.size()).front()];
   }
   // What a state holds stays until the next inference; those of stages are brought to each box.
   const bool shares = first.states().empty();
-  return Session(std::move(first), pool, shares ? arena : nullptr);
+  // A GPU's driver may have pinned the pages of an arena: those stay.
+  const bool on_cpu = !first.processor() &&
+                      std::all_of(stages_.begin(), stages_.end(),
+                                  [](const auto& stage) { return !stage->model.processor(); });
+  spare_offset_ = theirs;
+  if (shares && on_cpu) {
+    // As much as makes the whole no larger while stages look than while the first model runs.
+    const std::size_t more = params_bytes_ - std::min(params_bytes_, first.params_bytes());
+    spare_bytes_ = std::min(arena_->size() - theirs, more);
+  }
+  first_ = first;
+  return Session(std::move(first), pool, shares ? arena_ : nullptr);
+}
+
+void Stages::MakeRoom() const {
+  if (!first_) return;
+  first_->DropParams();
+  arena_->Drop(spare_offset_, spare_bytes_);
+}
+
+void Stages::LeaveRoom() const {
+  for (const auto& stage : stages_) stage->model.DropParams();
 }
 
 void Stages::Choose(const StageSpec& spec, const Found& found, Found::Stage* stage) {
@@ -272,6 +295,9 @@ double Stages::Look(const cv::Mat& photo, const std::optional<std::filesystem::p
   }
   next_.assign(stages_.size(), 0);
   straightened_.warp.reset();
+  const bool looks = std::any_of(found->stages.begin(), found->stages.end(),
+                                 [](const Found::Stage& seen) { return seen.count > 0; });
+  if (looks) MakeRoom();
   // Box by box: stages that straighten one alike share its pixels.
   for (std::size_t box = 0; box < found->boxes->size(); ++box) {
     for (std::size_t i = 0; i < stages_.size(); ++i) {
@@ -280,6 +306,7 @@ double Stages::Look(const cv::Mat& photo, const std::optional<std::filesystem::p
       LookAt(photo, crops, *found, stages_[i].get(), &seen.answers[next_[i]++], &seen);
     }
   }
+  if (looks) LeaveRoom();
   double all_ms = 0;
   for (const Found::Stage& seen : found->stages) all_ms += seen.run_ms;
   return all_ms;

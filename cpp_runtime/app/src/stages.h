@@ -76,7 +76,8 @@ class Stages {
               Found* found);
 
  private:
-  explicit Stages(std::vector<std::unique_ptr<Stage>> stages) : stages_(std::move(stages)) {}
+  explicit Stages(std::vector<std::unique_ptr<Stage>> stages, std::size_t params_bytes)
+      : stages_(std::move(stages)), params_bytes_(params_bytes) {}
   static void BringStates(std::int64_t track, Stage* stage);
   void KeepStates(std::int64_t track, Stage* stage) const;
   void Choose(const StageSpec& spec, const Found& found, Found::Stage* stage);
@@ -84,7 +85,16 @@ class Stages {
   void LookAt(const cv::Mat& photo, const std::optional<std::filesystem::path>& crops,
               const Found& all, Stage* stage, Found::Answer* answer, Found::Stage* seen);
 
+  /// Makes room for the stages' parameters, and gives their memory back.
+  void MakeRoom() const;
+  void LeaveRoom() const;
+
   std::vector<std::unique_ptr<Stage>> stages_;
+  std::size_t params_bytes_;  ///< of all models of stages
+  std::optional<Model> first_;
+  std::shared_ptr<const MemoryMap> arena_;
+  std::size_t spare_offset_ = 0;  ///< of memory in the arena that is the first model's alone, of
+  std::size_t spare_bytes_ = 0;   ///< which so much is given back while stages look
   const Tracker* tracker_ = nullptr;
   std::vector<std::size_t> chosen_;
   std::vector<std::size_t> next_;  ///< of each stage, the answer that is to be found next

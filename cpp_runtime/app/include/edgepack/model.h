@@ -77,6 +77,10 @@ class Model {
 
   [[nodiscard]] const std::vector<ModelState>& states() const;
 
+  /// Gives the kernel back the memory of the parameters: whoever reads them next, as a run does,
+  /// maps them again from the file.
+  void DropParams() const;
+
   /// Nothing if no plan of it is for a GPU. It may be another one after each run.
   [[nodiscard]] std::optional<Processor> processor() const;
 
