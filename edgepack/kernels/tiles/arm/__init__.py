@@ -24,6 +24,7 @@ from edgepack.kernels.tiles.arm.isa import QUAD, Isa
 from edgepack.kernels.tiles.arm.kernels import KERNELS, MicroKernel, isa_of, micro_kernel
 from edgepack.kernels.tiles.arm.reductions import (
     CHAIN,
+    HALF_CHAIN,
     SHORT_CHAIN,
     Convolve,
     Depthwise,
@@ -36,6 +37,7 @@ from edgepack.kernels.tiles.arm.widening import Widening
 __all__ = [
     "ANY_WIDTH",
     "CHAIN",
+    "HALF_CHAIN",
     "KERNELS",
     "QUAD",
     "SHORT_CHAIN",

@@ -17,11 +17,13 @@ _COLUMNS_PER_TURN = 4
 # Points of a window that are unrolled where loads are written between multiply-adds.
 _MOST_POINTS = 9
 
-# Products that are added up in a row, at most. In half precision MobileNetV2's logits are 42 dB
-# above their error with it (four photos, qemu's Cortex-A76). In float32 ResNet-50's inner tensors
-# are 1.04 times as far off as onnxruntime's (`bench.rounding --board rasp4b-64`, --exact; 1.22
-# times with 256, 1.52 with 768).
-CHAIN = 192
+# Products that are added up in a row, at most, in float32: ResNet-50's inner tensors are 1.05 times
+# as far off as onnxruntime's (`bench.rounding --board rasp4b-64`, exact; 1.04 times with 192, 1.22
+# with 256, which leaves sums of 256 whole, 1.52 with 768).
+CHAIN = 240
+# In half precision MobileNetV2's logits are 42 dB above their error with it (four photos, qemu's
+# Cortex-A76).
+HALF_CHAIN = 192
 # The same of halves where errors grow behind the sums, as those of Winograd's algorithm do: 512
 # channels are 51 dB above their error instead of 48.
 SHORT_CHAIN = 96

@@ -73,7 +73,7 @@ class ProductLoops:
         part: PanelPart | None = None,
         choice: Way | None = None,
         dot: DotProduct | None = None,
-        chain: int = arm.CHAIN,
+        chain: int = arm.HALF_CHAIN,
         bias_first: bool = False,
     ) -> None:
         self.cpu = cpu
