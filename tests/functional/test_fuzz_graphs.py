@@ -330,6 +330,27 @@ def test_an_order_of_what_was_rounded_is_chosen_where_it_is_near() -> None:
     assert chosen == {places, first, last}
 
 
+def test_a_norm_in_float64_is_told_from_a_wrong_one() -> None:
+    """ONNX has norms of float64 in float32, which pairs of neighbours are far apart in."""
+    x = np.array([[1.75, 0.0099, 0.1657, -0.2709], [-0.42760199, -0.44501984, 1.17, 1.4928]])
+    node = helper.make_node("GroupNormalization", ["x", "scale", "bias"], ["y"], num_groups=2)
+    scale = np.array([-0.9256339491, -1.3517668789, -0.9683591279, -2.0651959333])
+    bias = np.array([-1.1911963236, -1.4625755567, -1.0264197130, -2.4749224089])
+    held = [numpy_helper.from_array(scale, "scale"), numpy_helper.from_array(bias, "bias")]
+    ends = [helper.make_tensor_value_info(name, TensorProto.DOUBLE, x.shape) for name in "xy"]
+    graph = helper.make_graph([node], "norm", ends[:1], ends[1:], held)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    due = sketch.run_by_onnxruntime(model, {"x": x})
+    assert due is not None
+    pairs = x.reshape(2, 2, 2)
+    far = pairs - pairs.mean(2, keepdims=True)
+    normed = far / np.sqrt((far**2).mean(2, keepdims=True) + 1e-5)
+    right = normed.reshape(x.shape) * scale + bias
+    case = graphs.Drawn(name="norm", model=model, given=[x], due=due)
+    assert graphs.compared(case, [right])[0] == "unsteady"
+    assert graphs.compared(case, [right + 1e-3])[0] == "different"
+
+
 def test_groups_of_a_transposed_convolution_have_their_own_bias(tmp_path: Path) -> None:
     """In float64, which onnxruntime has no kernel for, of a model whose output has no shape; onnx's
     reference gives each group the first one's."""
