@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,27 @@ def test_nothing_breaks_a_reader(target: str, programs: dict[str, Path]) -> None
     assert not outcome.failed, outcome.failed[-4000:]
     assert outcome.inputs > 10
     assert outcome.executions > outcome.inputs
+
+
+_HOLDS_MORE_THAN_ALLOWED = """
+import sys
+from pathlib import Path
+from tests import fuzz
+
+held = b"x" * ((fuzz.MEMORY_MB + 64) << 20)
+sys.exit(fuzz.run("signature", Path(sys.argv[1]), seconds=1).failed or 0)
+"""
+
+
+def test_only_its_own_memory_counts(
+    programs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = programs["signature"]
+    words = [sys.executable, "-c", _HOLDS_MORE_THAN_ALLOWED, program]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    monkeypatch.setattr(fuzz, "MEMORY_MB", 8)  # less than any program with a sanitizer takes
+    assert fuzz.run("signature", program, seconds=1).failed
 
 
 def test_the_corpus_has_postprocessing_of_all_kinds(tmp_path: Path) -> None:
