@@ -351,6 +351,20 @@ def test_a_norm_in_float64_is_told_from_a_wrong_one() -> None:
     assert graphs.compared(case, [right + 1e-3])[0] == "different"
 
 
+def test_the_tail_of_a_gelu_is_told_from_a_wrong_one() -> None:
+    """There 1 + Erf is some of float32's last bits: this and the next are 5e-5 apart."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 20]> g (float[1] x) => (float[1] y) { y = Gelu (x) }'
+    )
+    x = np.array([-3.2232003], "float32")
+    due = sketch.run_by_onnxruntime(model, {"x": x})
+    assert due is not None
+    case = graphs.Drawn(name="tail", model=model, given=[x], due=due)
+    bit = 0.5 * abs(x) * np.float32(2.0**-24)
+    assert graphs.compared(case, [due[0] + bit])[0] == "unsteady"
+    assert graphs.compared(case, [due[0] * np.float32(1.01)])[0] == "different"
+
+
 def test_groups_of_a_transposed_convolution_have_their_own_bias(tmp_path: Path) -> None:
     """In float64, which onnxruntime has no kernel for, of a model whose output has no shape; onnx's
     reference gives each group the first one's."""
