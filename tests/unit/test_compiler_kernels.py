@@ -39,6 +39,7 @@ from edgepack.kernels.tiles.cpu import (
     SAPPHIRE_RAPIDS,
     SKYLAKE_X,
     SSE,
+    ZEN1,
     ZEN2,
     ZEN4,
     ZEN5,
@@ -54,6 +55,7 @@ from edgepack.kernels.tiles.product import Shape, pack_weights
 from edgepack.kernels.value import Value
 
 CPUS = (
+    ZEN1,
     ZEN2,
     ZEN4,
     ZEN5,
@@ -122,7 +124,7 @@ def test_a_cpu_without_a_row_is_told_from_one_with() -> None:
     [
         ((AARCH64, "cortex-x2"), ["cortex-a53", "cortex-a55", "cortex-a76"], []),
         ((ARMV7, "cortex-a17"), ["cortex-a7", "cortex-a15"], []),
-        ((X86, "x86-64-v3"), ["haswell", "gracemont", "znver3"], []),
+        ((X86, "x86-64-v3"), ["haswell", "gracemont", "znver1", "znver3"], []),
         ((X86, "x86-64-v4"), ["znver4", "skylake-avx512", "sapphirerapids"], []),
         # A hypervisor that hides AVX-512: no row is of such a CPU.
         ((X86, "znver4"), ["haswell", "gracemont", "znver2"], ["-avx512f"]),
@@ -171,6 +173,7 @@ def test_a_cpu_without_a_row_has_the_slowest_memory_of_its_family(
         ({"mtriple": X86, "mcpu": "alderlake"}, "alderlake"),
         ({"mtriple": X86, "mcpu": "gracemont"}, "gracemont"),
         ({"mtriple": X86, "mcpu": "skylake"}, "skylake"),
+        ({"mtriple": X86, "mcpu": "znver1"}, "zen1"),
         ({"mtriple": X86, "mcpu": "znver2"}, "zen2"),
         ({"mtriple": X86, "mcpu": "znver3"}, "zen3"),
         ({"mtriple": X86, "mcpu": "znver5"}, "zen5"),

@@ -183,6 +183,19 @@ ZEN3 = replace(ZEN4, name="zen3", rates={FLOAT32: {32: 2, 16: 2}}, registers=16,
 # Zen 2: latency 5, and an L3 of 16 MiB for four cores. Software Optimization Guide for AMD Family
 # 17h Models 30h and Greater, 56305.
 ZEN2 = replace(ZEN3, name="zen2", fma_latency=5, l3_bytes=16 * 1024 * KIB)
+# Zen 1 and Zen+: two 128-bit FMA pipes and loads, of which a 256-bit one takes both; an L3 of 8 MiB
+# for four cores. Software Optimization Guide for AMD Family 17h Processors, 55723. A core of an
+# EPYC 7001 at 2.5 GHz was measured to read 15 to 17 bytes a cycle from L3, and 4.2 to 4.4 from
+# memory while another did, too (26 from L2, where the others' figure stands).
+ZEN1 = replace(
+    ZEN2,
+    name="zen1",
+    rates={FLOAT32: {32: 1, 16: 2}},
+    loads_per_cycle=1,
+    l3_bandwidth=15,
+    l3_bytes=8 * 1024 * KIB,
+    memory_bandwidth=4,
+)
 # Skylake-SP: two 512-bit FMA units, latency 4, two 512-bit loads per cycle; 1 MiB of L2, 15 bytes a
 # cycle from L3, of which each core brings 1.375 MiB, counted for four. Intel 64 and IA-32
 # Optimization Reference Manual, 248966, section 2.6 and "Skylake Server Microarchitecture Cache
@@ -388,6 +401,7 @@ CORTEX_A15 = replace(CORTEX_A72_32, name="cortex-a15", fma_latency=9)
 # By family and LLVM's name of the CPU.
 _ROWS: Mapping[str, Mapping[str, CpuModel]] = {
     "x86_64": {
+        "znver1": ZEN1,
         "znver2": ZEN2,
         "znver3": ZEN3,
         "znver4": ZEN4,
