@@ -365,6 +365,20 @@ def test_the_tail_of_a_gelu_is_told_from_a_wrong_one() -> None:
     assert graphs.compared(case, [due[0] * np.float32(1.01)])[0] == "different"
 
 
+def test_a_pool_that_rounds_up_averages_its_window(tmp_path: Path) -> None:
+    """In float64, which onnxruntime has no kernel for; onnx's reference takes other windows."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (double[1, 1, 4, 7] x) => (double[1, 1, 2, 3] y)'
+        "{ y = AveragePool <kernel_shape = [2, 3], strides = [2, 3], ceil_mode = 1> (x) }"
+    )
+    x = np.random.default_rng(0).standard_normal((1, 1, 4, 7))
+    right = np.array([[x[0, 0, i : i + 2, j : j + 3].mean() for j in (0, 3, 6)] for i in (0, 2)])
+    (made,) = _outputs(model, [x], tmp_path)
+    np.testing.assert_allclose(made, right[None, None], rtol=1e-12)
+    assert graphs.behind_choices(model, {"x": x}, by_reference=True) == {"y"}
+    assert not graphs.behind_choices(model, {"x": x})
+
+
 def test_groups_of_a_transposed_convolution_have_their_own_bias(tmp_path: Path) -> None:
     """In float64, which onnxruntime has no kernel for, of a model whose output has no shape; onnx's
     reference gives each group the first one's."""

@@ -113,9 +113,12 @@ def behind_choices(
 
 def _is_wrong_in_reference(node: onnx.NodeProto) -> bool:
     """onnx's reference (1.23.2) gives each group of a ConvTranspose the first group's bias, unlike
-    Conv's, onnxruntime and PyTorch."""
-    groups = [item.i for item in node.attribute if item.name == "group"]
-    return node.op_type == "ConvTranspose" and len(node.input) > 2 and groups not in ([], [1])
+    Conv's, onnxruntime and PyTorch; and the windows of a pool of sums that rounds up begin before
+    the image, unlike those of a MaxPool, and of onnxruntime."""
+    given = {item.name: item.i for item in node.attribute}
+    if node.op_type in ("AveragePool", "LpPool"):
+        return given.get("ceil_mode", 0) != 0
+    return node.op_type == "ConvTranspose" and len(node.input) > 2 and given.get("group", 1) != 1
 
 
 def _is_read_otherwise(node: onnx.NodeProto, given: Sequence[np.ndarray]) -> bool:
