@@ -15,6 +15,13 @@ from edgepack.base.errors import RemoteError
 from edgepack.bundle.manifest import DEVICE_TOOL
 from edgepack.device.base import Device
 from edgepack.device.errors import NOT_OURS, OPEN_TO_ALL
+from edgepack.device.nvidia import (
+    ARCHS_COMMAND,
+    DRIVER_COMMAND,
+    NvidiaDriver,
+    parse_archs,
+    parse_driver,
+)
 
 _GLIBC_AND_MUSL = (
     "/lib/ld-linux-armhf.so.3",
@@ -45,6 +52,9 @@ _LIBRARY_FOLDERS = (
 )
 # What the drivers of Jetsons, of NVIDIA's cards and of Mali open.
 _GPU_NODES = ("/dev/nvhost-gpu", "/dev/nvhost-ctrl-gpu", "/dev/nvmap", "/dev/nvidia0", "/dev/mali0")
+# What drivers of Mesa and Intel open. Boards have such nodes for displays, too.
+RENDER_NODES = "/dev/dri/renderD"
+_MOST_OPENCL_DRIVERS = 16
 
 # A 64-bit kernel lists the AArch64 names only. Every ARMv8-A core that can run 32-bit
 # programs has these there (Linux, Documentation/arch/arm64/elf_hwcaps and arm/vfp).
@@ -128,7 +138,11 @@ class DeviceFacts:
     systemd and D-Bus, or empty. With `noexec`, the root folder's file system cannot run
     programs. `selinux` is "enforcing", "permissive", or empty without SELinux. `gpu_drivers` are
     the installed libraries of `GPU_DRIVERS`, and `gpu_closed` the GPU's device nodes that the
-    login may not open.
+    login may not open; render nodes only if it may open none of them and there is no /dev/mali0.
+    `gpu_archs` are the architectures of NVIDIA's GPUs ("sm_87"),
+    `nvidia_driver` is the version of their driver, `jetson_linux` a Jetson's release ("35.4.1");
+    with `cuda_compat` there is a CUDA that may be newer than the driver's. `opencl_drivers` are the
+    libraries that OpenCL's loader is told to load.
     """
 
     system: str
@@ -155,6 +169,11 @@ class DeviceFacts:
     selinux: str = ""
     gpu_drivers: tuple[str, ...] = ()
     gpu_closed: tuple[str, ...] = ()
+    gpu_archs: tuple[str, ...] = ()
+    nvidia_driver: str = ""
+    jetson_linux: str = ""
+    cuda_compat: bool = False
+    opencl_drivers: tuple[str, ...] = ()
     folder: str = ""
     machine_id: str = ""
 
@@ -206,6 +225,7 @@ def parse_facts(device: str, root: str, output: str) -> DeviceFacts:
     libc: Libc = found["libc"]
     memory: Memory = found["memory"]
     login: Login = found["login"]
+    nvidia: NvidiaDriver = found["nvidia_driver"]
     return DeviceFacts(
         system=kernel.system,
         kernel=kernel.release,
@@ -230,7 +250,12 @@ def parse_facts(device: str, root: str, output: str) -> DeviceFacts:
         noexec=found["noexec"],
         selinux=found["selinux"],
         gpu_drivers=tuple(name for name in GPU_DRIVERS if name in found["gpu"]),
-        gpu_closed=tuple(item for item in found["gpu"] if item.startswith("/dev/")),
+        gpu_closed=tuple(sorted(item for item in found["gpu"] if item.startswith("/dev/"))),
+        gpu_archs=found["gpu_archs"],
+        nvidia_driver=nvidia.version,
+        jetson_linux=nvidia.jetson_linux,
+        cuda_compat=nvidia.has_compat,
+        opencl_drivers=found["opencl_drivers"],
         folder=found["folder"],
         machine_id=found["machine_id"],
     )
@@ -323,9 +348,19 @@ def facts(root: str) -> tuple[Fact, ...]:
                 '[ -e "$d/$n" ] && echo "$n"; done; '
                 f'{{ ldconfig -p || /sbin/ldconfig -p; }} | grep -o "$n"; done; '
                 f"for n in {' '.join(_GPU_NODES)}; do "
-                '[ -e "$n" ] && { [ -r "$n" ] && [ -w "$n" ] || echo "$n"; }; done; :'
+                '[ -e "$n" ] && { [ -r "$n" ] && [ -w "$n" ] || echo "$n"; }; done; '
+                f"c=; [ -e /dev/mali0 ] || for n in {RENDER_NODES}*; do "
+                '[ -e "$n" ] || continue; [ -r "$n" ] && [ -w "$n" ] && { c=; break; }; '
+                'c="$c $n"; done; echo $c'
             ),
             parse=parse_gpu,
+        ),
+        Fact(name="nvidia_driver", command=DRIVER_COMMAND, parse=parse_driver),
+        Fact(name="gpu_archs", command=ARCHS_COMMAND, parse=parse_archs),
+        Fact(
+            name="opencl_drivers",
+            command='for f in /etc/OpenCL/vendors/*.icd; do cat "$f"; echo; done',
+            parse=parse_opencl_drivers,
         ),
         Fact(
             name="tool",
@@ -482,7 +517,15 @@ def parse_sha256sum(text: str) -> str:
 def parse_gpu(answer: str) -> frozenset[str]:
     """Names of libraries, and device nodes, one on each line; others are left out."""
     known = {*GPU_DRIVERS, *_GPU_NODES}
-    return frozenset(line for line in answer.split() if line in known)
+    render = re.compile(re.escape(RENDER_NODES) + r"[0-9]{1,3}")
+    return frozenset(word for word in answer.split() if word in known or render.fullmatch(word))
+
+
+def parse_opencl_drivers(text: str) -> tuple[str, ...]:
+    """Names of libraries, without their folders, one on each line."""
+    names = (line.strip().rpartition("/")[2] for line in text.splitlines())
+    found = dict.fromkeys(name for name in names if re.fullmatch(r"[\w.+-]{1,100}", name, re.ASCII))
+    return tuple(found)[:_MOST_OPENCL_DRIVERS]
 
 
 def parse_tool(text: str) -> Tool:

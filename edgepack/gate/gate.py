@@ -14,10 +14,20 @@ from pathlib import Path
 
 from edgepack import cpus
 from edgepack.base.errors import BundleError
+from edgepack.base.tables import read_json
 from edgepack.boards import Board, version_tuple
 from edgepack.bundle.bundle import Bundle
-from edgepack.bundle.manifest import APP, CPU_FOLDER, CUBIN, LIBRARY, MANIFEST_NAME, OPENCL_TEXT
-from edgepack.device.facts import DeviceFacts
+from edgepack.bundle.manifest import (
+    APP,
+    CPU_FOLDER,
+    CUBIN,
+    GRAPH,
+    LIBRARY,
+    MANIFEST_NAME,
+    OPENCL_TEXT,
+)
+from edgepack.device.facts import RENDER_NODES, DeviceFacts
+from edgepack.gate.cuda import find_old_driver, runs_on
 from edgepack.gate.elf import MAGIC, Elf, NotElfError, VersionNeed, find_instructions, read_elf
 
 APP_BYTES = 8 << 20
@@ -107,6 +117,8 @@ def check_device(bundle: Bundle, facts: DeviceFacts, *, send_bytes: int | None =
 
 
 _DRIVERS = {CUBIN: "libcuda.so.1", OPENCL_TEXT: "libOpenCL.so.1"}
+# OpenCL's drivers of Mesa (two) and Intel, which cannot do without a render node.
+_OPEN_RENDER_NODES = ("libRusticlOpenCL.so", "libMesaOpenCL.so", "libigdrcl.so")
 
 
 def needs_opencl(bundle: Bundle) -> bool:
@@ -115,7 +127,8 @@ def needs_opencl(bundle: Bundle) -> bool:
 
 
 def gpu_problems(bundle: Bundle, facts: DeviceFacts) -> Iterator[Problem]:
-    """Whether the driver of the GPU is there, and may be used by who we are."""
+    """Whether the driver of the GPU is there, new enough, and may be used by who we are, and
+    whether the machine code is for the GPU. What the device does not say is no problem."""
     if any(name.startswith(CPU_FOLDER) for name in bundle.manifest.files):
         return  # the CPU runs it then
     for name, driver in _DRIVERS.items():
@@ -127,12 +140,43 @@ def gpu_problems(bundle: Bundle, facts: DeviceFacts) -> Iterator[Problem]:
                 text=f"runs on a GPU by {driver}, which is not there",
                 hint="install the GPU's driver, or deploy with --compute cpu",
             )
-        elif facts.gpu_closed:
+            continue
+        if node := _closed_node(name, facts):
             yield Problem(
                 file=name,
-                text=f"runs on a GPU, whose {facts.gpu_closed[0]} {facts.user} may not open",
+                text=f"runs on a GPU, whose {node} {facts.user} may not open",
                 hint=f"add {facts.user} to its group, often video or render, or --compute cpu",
             )
+        if name == CUBIN:
+            yield from _cuda_problems(bundle, facts)
+
+
+def _closed_node(name: str, facts: DeviceFacts) -> str:
+    """The node that the driver for the file `name` has to open and cannot, or empty."""
+    others = [node for node in facts.gpu_closed if not node.startswith(RENDER_NODES)]
+    if others or not facts.gpu_closed or name != OPENCL_TEXT:
+        return others[0] if others else ""
+    needed = [driver.startswith(_OPEN_RENDER_NODES) for driver in facts.opencl_drivers]
+    return facts.gpu_closed[0] if needed and all(needed) else ""
+
+
+def _cuda_problems(bundle: Bundle, facts: DeviceFacts) -> Iterator[Problem]:
+    gpu = read_json(bundle.file(GRAPH), error=BundleError).get("gpu")
+    needs = gpu if isinstance(gpu, dict) else {}
+    cuda, arch = str(needs.get("driver", "")), str(needs.get("arch", ""))
+    if old := find_old_driver(facts, cuda):
+        yield Problem(
+            file=CUBIN,
+            text=f"needs a driver of CUDA {cuda} or newer; {old.text}",
+            hint=old.hint,
+        )
+    if not runs_on(arch, facts.gpu_archs):
+        yield Problem(
+            file=CUBIN,
+            text=f"machine code for {arch}; the device's GPU is {', '.join(facts.gpu_archs)}",
+            hint="choose the device's own board (edgepack boards), one whose gpu.arch is "
+            f"{facts.gpu_archs[0]}, or deploy with --compute cpu",
+        )
 
 
 def needed_hwcaps(board: Board, files: Sequence[Path]) -> tuple[str, ...]:
