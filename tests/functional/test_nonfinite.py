@@ -50,15 +50,20 @@ def element_wise(net: Builder) -> Cases:
     cases: Cases = {}
     ones = ("Abs", "Ceil", "Elu", "Erf", "Exp", "HardSigmoid", "HardSwish", "LeakyRelu", "Log")
     others = ("Neg", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Softplus", "Sqrt", "Tanh")
+    waves = ("Asinh", "Atan", "Cos", "Cosh", "Reciprocal", "Sin", "Sinh", "Softsign", "Tan")
     for source in ("rows", "image"):
         backwards = net.op("Slice", source, *(net.const([at], "int64") for at in (-1, -99, -1, -1)))
-        for name in (*ones, *others, "Celu", "ThresholdedRelu"):
+        for name in (*ones, *others, *waves, "Celu", "ThresholdedRelu"):
             cases[f"{name} {source}"] = net.op(name, source)
         for name in ("Add", "Div", "Max", "Min", "Mul", "PRelu", "Sub"):
             cases[f"{name} {source}"] = net.op(name, source, backwards)
         for low, high in ((0.0, 6.0), (None, 1.0), (0.0, None)):
             bounds = (net.const(at, "float32") if at is not None else "" for at in (low, high))
             cases[f"Clip {source} {low} {high}"] = net.op("Clip", source, *bounds)
+        for power in (0.5, 1.5, 2.0, 3.0, -1.0, -1.5):
+            cases[f"Pow {source} {power}"] = net.op("Pow", source, net.const(power, "float32"))
+        mish = net.op("Mul", source, net.op("Tanh", net.op("Softplus", source)))
+        cases[f"Mish {source}"] = mish
         cases[f"Gelu {source}"] = gelu(net, source)
         zero = net.const(0.0, "float32")
         cases[f"Mul by 0 {source}"] = net.op("Mul", source, zero)
@@ -89,7 +94,7 @@ def comparisons(net: Builder) -> Cases:
 
 def reductions(net: Builder) -> Cases:
     cases: Cases = {}
-    for name in ("L1", "L2", "LogSumExp", "Max", "Mean", "Min", "SumSquare"):
+    for name in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare"):
         for source, axes in (("rows", [0]), ("rows", [1]), ("image", [2, 3]), ("image", [1])):
             cases[f"Reduce{name} {source} {axes}"] = net.op(f"Reduce{name}", source, axes=axes)
     for name in ("ArgMax", "ArgMin"):
@@ -102,6 +107,13 @@ def reductions(net: Builder) -> Cases:
             cases[f"{name} {source} {axis}"] = net.op(name, source, axis=axis)
     scale = net.weight(21), net.weight(21)
     cases["LayerNormalization"] = net.op("LayerNormalization", "rows", *scale)
+    cases["CumSum"] = net.op("CumSum", "rows", net.const(1, "int64"))
+    cases["MatMul"] = net.op("MatMul", "rows", net.op("Transpose", "rows"))
+    statistics = net.weight(9), net.op("Abs", net.weight(9))
+    cases["BatchNormalization"] = net.op(
+        "BatchNormalization", "image", net.weight(9), net.weight(9), *statistics
+    )
+    cases["LpPool"] = net.op("LpPool", "image", kernel_shape=[2, 2])
     both = net.weight(9), net.weight(9)
     cases["InstanceNormalization"] = net.op("InstanceNormalization", "image", *both)
     for p in (1, 2):

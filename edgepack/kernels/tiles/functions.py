@@ -122,7 +122,10 @@ def power(base: tirx.Expr, exponent: tirx.Expr, scope: Scope) -> tirx.Expr:
             square = scope.bind(square * square)
         return result if value >= 0 else scope.c(1.0) / result
     result = exp(log(base, scope) * scope.c(value), scope)
-    return tirx.Select(base < scope.c(0.0), scope.c(float("nan")), result)
+    # As IEEE 754 has it: no number below 0 has such a power, but minus infinity has.
+    far = scope.c(float("inf") if value > 0 else 0.0)
+    below = tirx.Select(tirx.EQ(base, scope.c(float("-inf"))), far, scope.c(float("nan")))
+    return tirx.Select(base < scope.c(0.0), below, result)
 
 
 def sigmoid(x: tirx.Expr, scope: Scope) -> tirx.Expr:
