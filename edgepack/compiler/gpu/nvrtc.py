@@ -15,6 +15,8 @@ from pathlib import Path
 from edgepack.base.errors import ToolchainError
 
 _SUCCESS = 0
+# Versions that there are packages of, the newest first.
+_MAJORS = (12, 11)
 # Products and sums may be one rounding, as on the CPU; nothing else is less exact than IEEE 754.
 _OPTIONS = (
     *("--fmad=true", "--prec-div=true", "--prec-sqrt=true", "--ftz=false"),
@@ -27,16 +29,23 @@ class NvrtcError(ToolchainError):
 
 
 def find_nvrtc(driver: str) -> Path:
-    """The library for drivers from version `driver` on, e.g. "12.2"; raises NvrtcError."""
-    major = driver.split(".", maxsplit=1)[0]
-    package = f"nvidia-cuda-nvrtc-cu{major}"
+    """The library for drivers from version `driver` on, e.g. "12.2": the newest that such a driver
+    can run the code of; raises NvrtcError."""
     spec = importlib.util.find_spec("nvidia.cuda_nvrtc") if _has("nvidia") else None
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        for path in sorted(Path(folder).glob(f"lib/libnvrtc.so.{major}*")):
-            return path
+    folders = [] if spec is None else list(spec.submodule_search_locations or ())
+    able = [major for major in _MAJORS if major <= int(driver.split(".", maxsplit=1)[0])]
+    for major in able:
+        for folder in folders:
+            for path in sorted(Path(folder).glob(f"lib/libnvrtc.so.{major}*")):
+                return path
+    if not able:
+        raise NvrtcError(
+            f"there is no NVRTC for a driver of CUDA {driver}",
+            hint=f"a board with CUDA {_MAJORS[-1]} or newer, or --compute cpu",
+        )
     raise NvrtcError(
-        f"kernels for a driver of CUDA {driver} are compiled by NVRTC {major}, which is not here",
-        hint=f"pip install {package}",
+        f"kernels for a driver of CUDA {driver} are compiled by NVRTC {able[0]}, which is not here",
+        hint=f"pip install nvidia-cuda-nvrtc-cu{able[0]}",
     )
 
 
