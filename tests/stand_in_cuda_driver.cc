@@ -5,6 +5,7 @@
 // New memory is full of NaN. What it has, and what fails, is said by the environment, or by lines of
 // the file /etc/stand-in-cuda, "STAND_IN_BROKEN 0":
 //   STAND_IN_ARCH     compute capability of the device (default: 87)
+//   STAND_IN_VERSION  of CUDA that the driver knows (default: 12020, which is 12.2)
 //   STAND_IN_DEVICES  0: there is none
 //   STAND_IN_MEMORY   bytes of its memory (default: 1 GiB)
 //   STAND_IN_BUSY     so many launches fail for want of resources, which later ones may have
@@ -236,7 +237,9 @@ API cuInit(unsigned flags) {
   ready = true;
   return kSuccess;
 }
-API cuDriverGetVersion(int* version) { return *version = 12020, kSuccess; }
+API cuDriverGetVersion(int* version) {
+  return *version = static_cast<int>(Said("STAND_IN_VERSION", 12020)), kSuccess;
+}
 API cuDeviceGet(int* device, int number) {
   if (!ready) return kNotInitialized;
   return *device = 0, number == 0 ? kSuccess : 101;

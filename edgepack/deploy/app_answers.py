@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from edgepack.base import charts, page
-from edgepack.base.text import milliseconds
+from edgepack.base.text import megabytes, milliseconds
 from edgepack.deploy.answers import Answer
 from edgepack.postprocess.box_mask import BoxMask
 
@@ -293,11 +293,13 @@ class MemoryUse:
 
 @dataclass(frozen=True, kw_only=True)
 class RanOn:
-    """Of a model with a plan for a GPU: `processor`, "gpu" or "cpu", the GPU's name if it is that,
-    how many runs it failed in, and why it does not run the model, or failed last."""
+    """Of a model with a plan for a GPU: `processor`, "gpu" or "cpu", the GPU's name if it is that
+    and the bytes that the model takes of its memory, how many runs it failed in, and why it does
+    not run the model, or failed last."""
 
     processor: str
     gpu: str
+    gpu_bytes: int
     failures: int
     why: str
 
@@ -306,12 +308,15 @@ class RanOn:
         return RanOn(
             processor=answer.text("on"),
             gpu=answer.take("gpu", str, ""),
+            gpu_bytes=answer.size("gpu_bytes") if answer.has("gpu_bytes") else 0,
             failures=answer.size("gpu_failures"),
             why=answer.take("why", str, ""),
         )
 
     def __str__(self) -> str:
         name = f"the GPU, {self.gpu}" if self.gpu else f"the {self.processor.upper()}"
+        if self.gpu_bytes:
+            name += f", {megabytes(self.gpu_bytes)} of its memory"
         failed = f"; {self.failures} runs failed on the GPU" if self.failures else ""
         return f"{name}{failed}" + (f": {self.why}" if self.why else "")
 

@@ -201,6 +201,8 @@ def test_copies_that_are_late_bring_what_was_there_in_time(driver: Path, tmp_pat
         ({"STAND_IN_DEVICES": "0"}, "the driver knows no GPU on this machine"),
         ({"STAND_IN_ARCH": "72"}, "the kernels are for sm_87 with a driver of CUDA 12.2 or newer"),
         ({"STAND_IN_ARCH": "72"}, "stand-in for an NVIDIA GPU, sm_72 with a driver of CUDA 12.2"),
+        ({"STAND_IN_VERSION": "11040"}, "driver of CUDA 12.2 or newer; this is stand-in"),
+        ({"STAND_IN_VERSION": "12010"}, "sm_87 with a driver of CUDA 12.1"),
         ({"STAND_IN_MEMORY": "1000"}, "of the GPU's 1000 are free"),
         ({"STAND_IN_BUSY": "1"}, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"),
         ({"STAND_IN_BROKEN": "0"}, "CUDA_ERROR_LAUNCH_FAILED"),
@@ -232,6 +234,8 @@ def test_a_driver_from_before_cuda_11_is_too_old(bundle: Path, tmp_path: Path) -
         # A device that is broken stays so, in the middle of a run, too.
         ({"STAND_IN_BROKEN": "5"}, "cpu", 3, "CUDA_ERROR_LAUNCH_FAILED"),
         ({"STAND_IN_ARCH": "90"}, "cpu", 0, "sm_90"),
+        ({"STAND_IN_VERSION": "11040"}, "cpu", 0, "a driver of CUDA 11.4"),
+        ({"STAND_IN_VERSION": "13000"}, "gpu", 0, ""),
         ({"STAND_IN_DEVICES": "0"}, "cpu", 0, "knows no GPU"),
         ({"STAND_IN_MEMORY": "1000"}, "cpu", 0, "are free"),
     ],
@@ -244,6 +248,20 @@ def test_the_cpu_does_what_the_gpu_fails_in(
     assert report["processor"]["on"] == on
     assert report["processor"]["gpu_failures"] == failures
     assert why in report["processor"].get("why", "")
+    plan = json.loads((two_plans / "model/graph.json").read_text())
+    taken = plan["params_bytes"] + plan["arena_bytes"] if on == "gpu" else 0
+    assert report["processor"].get("gpu_bytes", 0) == taken
+
+
+def test_a_profile_has_all_calls_of_both_processors(bundle: Path, driver: Path) -> None:
+    expected = [f"--expected={bundle}/due0.npy", f"--expected={bundle}/due1.npy"]
+    done = _run(bundle, driver, "--json", "--bench=2", "--profile", *expected)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    plan = json.loads((bundle / "model/graph.json").read_text())
+    assert report["expected"]["ok"]
+    assert len(report["profile"]["layers"]) == len(plan["calls"])
+    assert all(layer["ms"] > 0 for layer in report["profile"]["layers"])
 
 
 # ------------------------------------------------ a GPU that hangs

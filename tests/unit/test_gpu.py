@@ -273,6 +273,10 @@ def test_the_gate_wants_a_driver_unless_the_cpu_can_run_it(
     [
         ({"on": "gpu", "gpu": "Mali-G610", "gpu_failures": 0}, "the GPU, Mali-G610"),
         (
+            {"on": "gpu", "gpu": "Mali-G610", "gpu_bytes": 12_300_000, "gpu_failures": 0},
+            "the GPU, Mali-G610, 12.3 MB of its memory",
+        ),
+        (
             {"on": "cpu", "gpu_failures": 3, "why": "it is gone"},
             "the CPU; 3 runs failed on the GPU: it is gone",
         ),

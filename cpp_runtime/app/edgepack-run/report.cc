@@ -59,9 +59,12 @@ void WriteProfile(const Profile& profile, JsonWriter* json) {
   json->EndObject();
 }
 
+double Mega(std::size_t bytes) { return static_cast<double>(bytes) / 1e6; }
+
 void WriteProcessor(const Processor& processor, JsonWriter* json) {
   json->Key("processor").BeginObject().Key("on").String(processor.on_gpu ? "gpu" : "cpu");
   if (!processor.gpu.empty()) json->Key("gpu").String(processor.gpu);
+  if (processor.gpu_bytes > 0) WriteCount("gpu_bytes", processor.gpu_bytes, json);
   WriteCount("gpu_failures", processor.failures, json);
   if (!processor.why.empty()) json->Key("why").String(processor.why);
   json->EndObject();
@@ -70,6 +73,7 @@ void WriteProcessor(const Processor& processor, JsonWriter* json) {
 void PrintProcessor(const Processor& processor, std::ostream& out) {
   out << "on the " << (processor.on_gpu ? "GPU" : "CPU");
   if (!processor.gpu.empty()) out << ", " << processor.gpu;
+  if (processor.gpu_bytes > 0) out << ", " << Mega(processor.gpu_bytes) << " MB of its memory";
   if (processor.failures > 0) out << "; " << processor.failures << " runs failed on the GPU";
   if (!processor.why.empty()) out << ": " << processor.why;
   out << "\n";
@@ -172,8 +176,6 @@ void PrintBench(const Report::Bench& bench, std::ostream& out) {
       << " ms, std " << s.std << ", min " << s.min << ", p50 " << s.p50 << ", p90 " << s.p90
       << ", p99 " << s.p99 << ", max " << s.max << "\n";
 }
-
-double Mega(std::size_t bytes) { return static_cast<double>(bytes) / 1e6; }
 
 }  // namespace
 

@@ -133,7 +133,10 @@ std::optional<Processor> Model::processor() const {
     std::tie(found.failures, found.why) = state_->health->failures();
   }
   try {
-    if (found.on_gpu) found.gpu = state_->gpu->name();
+    if (found.on_gpu) {
+      found.gpu = state_->gpu->name();
+      found.gpu_bytes = params_bytes() + arena_bytes();
+    }
   } catch (const GpuError& error) {
     found.why = error.message;
   }

@@ -40,6 +40,10 @@ DLDataType ToDLDataType(DType dtype) {
   return {kDLFloat, bits, 1};
 }
 
+/// What is looked at behind each call. Nothing: a GPU may be given many of them at once. Times: it
+/// is waited for. Tensors: the call's come to the CPU.
+enum class Look { kNothing, kTimes, kTensors };
+
 }  // namespace
 
 std::shared_ptr<const MemoryMap> MakeArena(std::size_t bytes) {
@@ -253,13 +257,14 @@ struct Session::State {
     const Stretch& here = stretches[at];
     Copy(here);
     if (here.first == here.end) return at;
-    gpu->Launch(here.first, whole ? here.end_launch : here.end);
-    if (whole) return here.end_call;
-    // What the call made is looked at, or its time: so it is to be there, and with the CPU.
-    for (const std::size_t index : shared().graph.calls[at].args) {
-      const GraphTensor& tensor = shared().graph.tensors[index];
-      if (tensor.storage != Storage::kArena) continue;
-      gpu->ToCpu(tensor.offset, tensor.info.bytes, arena->data() + tensor.offset);
+    gpu->Launch(here.first, look == Look::kNothing ? here.end_launch : here.end);
+    if (look == Look::kNothing) return here.end_call;
+    if (look == Look::kTensors) {
+      for (const std::size_t index : shared().graph.calls[at].args) {
+        const GraphTensor& tensor = shared().graph.tensors[index];
+        if (tensor.storage != Storage::kArena) continue;
+        gpu->ToCpu(tensor.offset, tensor.info.bytes, arena->data() + tensor.offset);
+      }
     }
     gpu->Wait();
     return at + 1;
@@ -327,7 +332,7 @@ struct Session::State {
   /// One run of a plan for the GPU that has no other beside it.
   void WholeOnGpu() {
     try {
-      All(true, [](std::size_t) {});
+      All(Look::kNothing, [](std::size_t) {});
       shared().health->Worked();
     } catch (const GpuLostError& error) {
       shared().health->Failed(error.message);
@@ -345,14 +350,14 @@ struct Session::State {
   /// One run, by the CPU's plan where the GPU fails.
   void Whole() {
     if (gpu == nullptr && !shared().on_cpu) {
-      All(true, [](std::size_t) {});
+      All(Look::kNothing, [](std::size_t) {});
       return;
     }
     if (!shared().on_cpu) return WholeOnGpu();
     if (gpu != nullptr && shared().health->works()) {
       KeepInputs();
       try {
-        All(true, [](std::size_t) {});
+        All(Look::kNothing, [](std::size_t) {});
         shared().health->Worked();
         return;
       } catch (const GpuError& error) {
@@ -384,17 +389,17 @@ struct Session::State {
       const std::size_t bytes = inputs[i].info->bytes;
       if (bytes > 0) std::memcpy(on_cpu->inputs[i].data, inputs[i].data, bytes);
     }
-    on_cpu->All(true, [](std::size_t) {});
+    on_cpu->All(Look::kNothing, [](std::size_t) {});
     for (std::size_t i = 0; i < outputs.size(); ++i) {
       found[i] = on_cpu->found[i];
       if (found[i].bytes > 0) std::memcpy(outputs[i].data, on_cpu->outputs[i].data, found[i].bytes);
     }
   }
 
-  /// One run. `together`: nobody looks at single calls, so many may be started at once.
+  /// One run, with `after` behind each call.
   template <typename After>
-  void All(bool together, const After& after) {
-    whole = together;
+  void All(Look at_calls, const After& after) {
+    look = at_calls;
     if (gpu != nullptr) gpu->Enter();
     Do(0, args.size(), 0, false, after);
     if (gpu != nullptr) {
@@ -451,8 +456,7 @@ struct Session::State {
   std::vector<std::vector<char>> kept;
   /// One for each call, and one for the end; none without a GPU.
   std::vector<Stretch> stretches;
-  /// Whether nobody looks at single calls.
-  bool whole = true;
+  Look look = Look::kNothing;
   std::vector<DLTensor> tensors;
   std::vector<TensorView> inputs;
   std::vector<TensorView> outputs;
@@ -498,14 +502,15 @@ void Session::Run() {
 
 void Session::Run(const std::function<void(std::size_t)>& after) {
   const ThreadPool::Use use(state_->pool);
-  state_->All(false, after);
+  state_->All(Look::kTensors, after);
 }
 
 void Session::Run(std::vector<double>* times_ms) {
   using Clock = std::chrono::steady_clock;
+  const ThreadPool::Use use(state_->pool);
   times_ms->assign(state_->args.size(), 0);
   Clock::time_point start = Clock::now();
-  Run([&](std::size_t i) {
+  state_->All(Look::kTimes, [&](std::size_t i) {
     const Clock::time_point end = Clock::now();
     (*times_ms)[i] += std::chrono::duration<double, std::milli>(end - start).count();
     start = end;

@@ -45,9 +45,10 @@ inline std::vector<std::size_t> InputsBesides(const std::vector<ModelState>& sta
 /// Which processor runs a model that has a plan for a GPU.
 struct Processor {
   bool on_gpu = false;
-  std::string gpu;           ///< its name as the driver says it; empty if there is none
-  std::size_t failures = 0;  ///< runs that the GPU failed in, and the CPU did instead
-  std::string why;           ///< what the GPU said last when it failed, or why it is not there
+  std::string gpu;            ///< its name as the driver says it; empty if there is none
+  std::size_t failures = 0;   ///< runs that the GPU failed in, and the CPU did instead
+  std::string why;            ///< what the GPU said last when it failed, or why it is not there
+  std::size_t gpu_bytes = 0;  ///< of its memory: parameters, and the tensors of one session
 };
 
 /// A compiled model: the kernels of model.so, the order of graph.json in which they are called, and

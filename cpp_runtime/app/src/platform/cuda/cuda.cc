@@ -1,6 +1,7 @@
 #include "platform/cuda/cuda.h"
 
 #include <array>
+#include <charconv>
 #include <map>
 #include <memory>
 #include <string>
@@ -72,6 +73,18 @@ std::string Version(int number) {
   return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
 }
 
+/// The opposite: of "12.2" 12020; of what is no version 0, which every driver is new enough for.
+int VersionNumber(const std::string& text) {
+  int major = 0;
+  int minor = 0;
+  const char* const end = text.data() + text.size();
+  const auto [point, failed] = std::from_chars(text.data(), end, major);
+  if (failed != std::errc() || point == end || *point != '.') return 0;
+  if (std::from_chars(point + 1, end, minor).ec != std::errc()) return 0;
+  constexpr int kMost = 999;  // far beyond, and within an int
+  return major < 0 || major > kMost || minor < 0 || minor > 99 ? 0 : major * 1000 + minor * 10;
+}
+
 class CudaModel;
 
 class CudaSession final : public GpuSession {
@@ -116,6 +129,7 @@ class CudaModel final : public Gpu, public std::enable_shared_from_this<CudaMode
     }
     Check(functions, "cuInit", code);
     Check(functions, "cuDeviceGet", functions.DeviceGet(&device_, 0));
+    if (DriverVersion() < VersionNumber(graph->gpu.driver)) ThrowOther();
     Check(functions, "cuDevicePrimaryCtxRetain", functions.PrimaryCtxRetain(&context, device_));
     try {
       Check(functions, "cuCtxSetCurrent", functions.CtxSetCurrent(context));
@@ -185,22 +199,7 @@ class CudaModel final : public Gpu, public std::enable_shared_from_this<CudaMode
       throw BundleError("cannot read " + path.string() + ": " + error.code().message());
     }
     const CUresult code = functions.ModuleLoadData(&module_, file.data());
-    if (code == kNoBinaryForGpu || code == kUnsupportedPtxVersion) {
-      int version = 0;
-      if (functions.DriverGetVersion(&version) != kSuccess) version = 0;
-      int major = 0;
-      int minor = 0;
-      if (functions.DeviceGetAttribute(&major, kComputeCapabilityMajor, device_) != kSuccess ||
-          functions.DeviceGetAttribute(&minor, kComputeCapabilityMinor, device_) != kSuccess) {
-        major = minor = 0;
-      }
-      throw GpuError("gpu-other",
-                     "the kernels are for " + graph->gpu.arch + " with a driver of CUDA " +
-                         graph->gpu.driver + " or newer; this is " + name() + ", sm_" +
-                         std::to_string(major) + std::to_string(minor) + " with a driver of CUDA " +
-                         Version(version),
-                     "deploy again for this board's own profile");
-    }
+    if (code == kNoBinaryForGpu || code == kUnsupportedPtxVersion) ThrowOther();
     Check(functions, "loading the kernels", code);
     for (const GpuLaunch& launch : graph->gpu.launches) {
       CUfunction function = nullptr;
@@ -209,6 +208,28 @@ class CudaModel final : public Gpu, public std::enable_shared_from_this<CudaMode
       }
       kernels.push_back(function);
     }
+  }
+
+  /// 0: it does not say.
+  [[nodiscard]] int DriverVersion() const {
+    int version = 0;
+    return functions.DriverGetVersion(&version) == kSuccess ? version : 0;
+  }
+
+  /// What the kernels are for, and what is here.
+  [[noreturn]] void ThrowOther() const {
+    int major = 0;
+    int minor = 0;
+    if (functions.DeviceGetAttribute(&major, kComputeCapabilityMajor, device_) != kSuccess ||
+        functions.DeviceGetAttribute(&minor, kComputeCapabilityMinor, device_) != kSuccess) {
+      major = minor = 0;
+    }
+    throw GpuError("gpu-other",
+                   "the kernels are for " + graph->gpu.arch + " with a driver of CUDA " +
+                       graph->gpu.driver + " or newer; this is " + name() + ", sm_" +
+                       std::to_string(major) + std::to_string(minor) + " with a driver of CUDA " +
+                       Version(DriverVersion()),
+                   "deploy again for this board's own profile");
   }
 
   void Close() {
