@@ -290,6 +290,13 @@ MEANINGS: Sequence[Meaning] = (
     ),
     Meaning(
         operator="Cast, CastLike",
+        form="to float8e5m2 with saturate 0, of what is too large",
+        onnx="infinity",
+        onnxruntime="NaN",
+        taken=ONNX,
+    ),
+    Meaning(
+        operator="Cast, CastLike",
         form="floats beyond the integer type's range, and NaN",
         onnx="undefined",
         onnxruntime="by the CPU: of int32 the smallest integer on x86-64, the nearest on ARM",
@@ -316,6 +323,30 @@ MEANINGS: Sequence[Meaning] = (
         onnx="each result is rounded to float16",
         onnxruntime="depends on the kernel: some results are rounded, others computed in float32",
         taken="in float32; inputs, outputs and casts are rounded",
+    ),
+    Meaning(
+        operator="LayerNormalization, GroupNormalization",
+        form="float64",
+        onnx="in float32, as stash_type says unless it is set",
+        onnxruntime="in float32",
+        taken="computed in float64",
+    ),
+    Meaning(
+        operator="Resize, Upsample",
+        form="linear, a NaN or an infinity that counts 0 times",
+        onnx="NaN by the formula; its reference leaves it out",
+        onnxruntime="NaN",
+        taken="NaN, but beyond the edge, where positions end on the last element",
+        of_nan=lambda node, attributes, _shapes: (
+            node.op_type in ("Resize", "Upsample") and attributes.get("mode") == b"linear"
+        ),
+    ),
+    Meaning(
+        operator="quantised operators",
+        form="a QuantizeLinear and its DequantizeLinear beside operators on integers",
+        onnx="what is between is rounded",
+        onnxruntime="rounded",
+        taken="what is between is not rounded",
     ),
     Meaning(
         operator="quantised operators",
