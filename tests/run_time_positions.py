@@ -205,6 +205,33 @@ CASES = [
         known="position_ids",
         opset=23,
     ),
+    *(
+        Positions(
+            operator="Attention",
+            more=more,
+            inputs=[
+                floats(*queries),
+                floats(*keys),
+                floats(*keys),
+                _NOTHING,
+                _NOTHING,
+                _NOTHING,
+                whole([3, 5]),
+            ],
+            input=6,
+            low=0,
+            high=5,
+            at=(1,),
+            known="nonpad_kv_seqlen",
+            attributes=attributes,
+            opset=24,
+        )
+        for more, queries, keys, attributes in (
+            ("", (2, 2, 3, 8), (2, 2, 5, 8), {}),
+            ("-causal", (2, 2, 3, 8), (2, 1, 5, 8), {"is_causal": 1}),
+            ("-rows", (2, 3, 16), (2, 5, 16), {"q_num_heads": 2, "kv_num_heads": 2}),
+        )
+    ),
     Positions(
         operator="ReverseSequence",
         inputs=[floats(4, 16), whole([2, *[4] * 15])],
@@ -387,14 +414,16 @@ CASES = [
 ]
 
 # What each input of whole numbers is, of operators that compile: a `position` (in CASES); a
-# `number`, by which nothing is read or written; or what has to be a `constant`, unless it gives a
-# result a size of its own, which has a bound then (`frontend.bounded`).
+# `number`, by which nothing is read or written; an `inner` position, of another operator by which
+# ONNX defines this one; or what has to be a `constant`, unless it gives a result a size of its own,
+# which has a bound then (`frontend.bounded`).
 _POSITIONS = """
 Gather indices; GatherElements indices; GatherND indices; Scatter indices; ScatterElements indices;
 ScatterND indices; TensorScatter write_indices; ReverseSequence sequence_lens; LSTM sequence_lens;
 GRU sequence_lens; RNN sequence_lens; MaxUnpool I; RoiAlign batch_indices; TopK K;
-ai.onnx.ml::ArrayFeatureExtractor Y
+RotaryEmbedding position_ids; Attention nonpad_kv_seqlen; ai.onnx.ml::ArrayFeatureExtractor Y
 """
+_INNER = "NegativeLogLikelihoodLoss target; SoftmaxCrossEntropyLoss labels"
 _NUMBERS = """
 BitShift X Y; BitwiseAnd A B; BitwiseNot X; BitwiseOr A B; BitwiseXor A B; Loop M;
 ConvInteger x w x_zero_point w_zero_point; MatMulInteger A B a_zero_point b_zero_point;
@@ -402,16 +431,22 @@ NonMaxSuppression max_output_boxes_per_class;
 QLinearConv x x_zero_point w w_zero_point y_zero_point B
 """
 _CONSTANTS = """
-AffineGrid size; Col2Im image_shape block_shape; ConstantOfShape input; CumProd axis; CumSum axis;
-DFT dft_length axis; Expand shape; MaxUnpool output_shape; Pad pads axes; ReduceL1 axes;
-ReduceL2 axes; ReduceLogSum axes; ReduceLogSumExp axes; ReduceMax axes; ReduceMean axes;
-ReduceMin axes; ReduceProd axes; ReduceSum axes; ReduceSumSquare axes; Reshape shape; Resize sizes;
-STFT frame_step frame_length; SequenceAt position; SequenceErase position; SequenceInsert position;
-Slice starts ends axes steps; Split split; SplitToSequence split; Squeeze axes; Tile repeats;
-Trilu k; Unsqueeze axes
+AffineGrid size; BlackmanWindow size; CenterCropPad shape; Col2Im image_shape block_shape;
+ConstantOfShape input; CumProd axis; CumSum axis; DFT dft_length axis; Expand shape; HammingWindow
+size; HannWindow size; MaxUnpool output_shape; Pad pads axes; ReduceL1 axes; ReduceL2 axes;
+ReduceLogSum axes; ReduceLogSumExp axes; ReduceMax axes; ReduceMean axes; ReduceMin axes; ReduceProd
+axes; ReduceSum axes; ReduceSumSquare axes; Reshape shape; Resize sizes; STFT frame_step
+frame_length; SequenceAt position; SequenceErase position; SequenceInsert position; Slice starts
+ends axes steps; Split split; SplitToSequence split; Squeeze axes; Tile repeats; Trilu k; Unsqueeze
+axes
 """
 KINDS: dict[str, dict[str, str]] = {}
-for _kind, _text in (("position", _POSITIONS), ("number", _NUMBERS), ("constant", _CONSTANTS)):
+for _kind, _text in (
+    ("position", _POSITIONS),
+    ("number", _NUMBERS),
+    ("inner", _INNER),
+    ("constant", _CONSTANTS),
+):
     for _entry in _text.replace("\n", " ").split(";"):
         _name, *_inputs = _entry.split()
         KINDS.setdefault(_name, {}).update(dict.fromkeys(_inputs, _kind))

@@ -7,6 +7,7 @@ import onnx.inliner
 
 from edgepack.frontend.control import straighten
 from edgepack.frontend.inlining import definition
+from edgepack.frontend.lengths import with_checked_lengths
 from edgepack.frontend.microsoft import define_operators
 from edgepack.frontend.narrow import without_narrow
 from edgepack.frontend.operators import OPERATORS, Operator, supported_operators
@@ -23,7 +24,7 @@ def expand(proto: onnx.ModelProto) -> onnx.ModelProto:
     """
     if proto.functions:
         proto = of_one_opset(proto)
-    proto = without_narrow(proto)
+    proto = with_checked_lengths(without_narrow(proto))
     opset = opset_of(proto)
     failed: set[tuple[str, str]] = set()
     # A definition may hold operators that have one themselves.
