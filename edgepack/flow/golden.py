@@ -1,7 +1,7 @@
 """Golden tensors: read from files, and whether they can tell a wrong board from a right one.
 
-A test that any output passes is worse than none: a golden output that is not a number, the same all
-over, or the same for every input, is refused.
+A test that any output passes is worse than none: a golden output without a finite number, the same
+all over, or the same for every input, is refused.
 """
 
 from __future__ import annotations
@@ -107,10 +107,15 @@ def check_golden(
     }
     names = ", ".join(f"'{name}'" for name in told)
     for name, (output, _) in told.items():
-        if output.size and output.dtype.kind == "f" and np.isnan(output).all():
-            raise _senseless(model, given, f"output '{name}' is not a number (NaN) anywhere")
+        if output.size and not _finite(output).size:
+            kinds = (("not a number (NaN)", np.isnan), ("infinite", np.isinf))
+            what = " or ".join(kind for kind, is_kind in kinds if is_kind(output).any())
+            raise _senseless(model, given, f"output '{name}' is {what} everywhere")
+    # One that is constant may be right beside others: how many boxes there are, a mask.
     if told and all(_is_constant(output) for output, _ in told.values()):
-        raise _senseless(model, given, f"all values of {names} are one")
+        are_some = any(_finite(output).size < output.size for output, _ in told.values())
+        which = "all finite values" if are_some else "all values"
+        raise _senseless(model, given, f"{which} of {names} are one")
     if (
         told
         and others
@@ -148,12 +153,19 @@ def _saved(info: TensorInfo) -> str:
     )
 
 
+def _finite(output: Array) -> Array:
+    """The values that are finite, one after the other: of others than floats all."""
+    flat = output.reshape(-1)
+    return flat[np.isfinite(flat)] if output.dtype.kind == "f" else flat
+
+
 def _is_constant(output: Array) -> bool:
-    """Whether an output has several values, which are all one, or none at all."""
+    """Whether an output has several values, of which the finite ones are all one, or none at
+    all."""
     if output.size == 0:
         return True
-    first = output.reshape(-1)[:1]
-    return output.size > 1 and bool((output == first).all())
+    finite = _finite(output)
+    return output.size > 1 and bool((finite == finite[:1]).all())
 
 
 def _same(one: Array, other: Array) -> bool:

@@ -113,9 +113,14 @@ _STATE = np.arange(2, dtype="float32")
 @pytest.mark.parametrize(
     ("y", "others", "why"),
     [
-        (_Y * np.nan, [_Y], "output 'y' is not a number"),
+        (_Y * np.nan, [_Y], r"output 'y' is not a number \(NaN\) everywhere"),
         (_Y * 0, [_Y], "all values of 'y' are one"),
-        (_Y * 0 + np.inf, [_Y], "all values of 'y' are one"),
+        (_Y * 0 + np.inf, [_Y], "output 'y' is infinite everywhere"),
+        (np.where(_Y > 1, np.nan, -np.inf), [_Y], r"is not a number \(NaN\) or infinite every"),
+        (np.where(_Y > 2, np.inf, -np.inf), [_Y], "output 'y' is infinite everywhere"),
+        (np.where(_Y > 2, np.nan, 7.0), [_Y], "all finite values of 'y' are one"),
+        (np.where(_Y > 1, -np.inf, 7.0), [_Y], "all finite values of 'y' are one"),
+        (np.array([[np.nan]], "float16"), [_Y], "output 'y' is not a number"),
         (_Y[:0], [_Y], "all values of 'y' are one"),
         (_Y, [_Y, _Y], "'y' are the same for all inputs"),
         (_Y[:, :1], [_Y[:, :1]], "'y' are the same for all inputs"),
@@ -138,6 +143,24 @@ def test_what_tells_nothing_is_refused(
     exec(python, {"numpy": np, "YOURS": [5, 6, 7, 8]})
     (read,) = read_tensors(model, [Path(option)]).values()
     np.testing.assert_array_equal(read, [[5, 6, 7, 8]])
+
+
+@pytest.mark.parametrize("dead", [np.nan, np.inf, -np.inf])
+def test_one_output_without_a_finite_value_is_refused(dead: float, tmp_path: Path) -> None:
+    """A constant one may be right beside one that tells something; several constants are not."""
+    b = Builder()
+    b.op("Neg", "x", outputs=["a"])
+    b.op("Abs", "x", outputs=["b"])
+    path = b.save(tmp_path / "two.onnx", {"x": [1, 4]}, {"a": [1, 4], "b": [1, 4]})
+    two = read_model(ModelSpec(path=path))
+    for outputs in ([_Y, _Y * 0 + dead], [_Y * 0 + dead, _Y]):
+        with pytest.raises(SenselessGoldenError, match=r"output '[ab]' is .* everywhere"):
+            check_golden(two, outputs, [[_Y + 1, _Y]], given="random inputs")
+    check_golden(two, [_Y, _Y * 0], [[_Y + 1, _Y]], given="random inputs")
+    spoilt = np.where(_Y > 3, dead, _Y * 0)
+    check_golden(two, [_Y, spoilt], [[_Y + 1, _Y]], given="random inputs")
+    with pytest.raises(SenselessGoldenError, match="all finite values of 'a', 'b' are one"):
+        check_golden(two, [_Y * 0, spoilt], [[_Y + 1, _Y]], given="random inputs")
 
 
 def test_what_may_be_a_photo_and_many_inputs_are_named_by_keys(tmp_path: Path) -> None:
@@ -183,6 +206,8 @@ def test_numbers_of_words_are_any_of_the_table(tmp_path: Path) -> None:
         # One class of one photo, and the only one of the first other input.
         (_Y[:, :1], [_Y[:, :1], _Y[:, 1:2]]),
         (np.where(_Y > 3, np.nan, _Y), [_Y]),
+        (np.where(_Y > 2, np.inf, _Y), [_Y]),
+        (_Y.astype("int64"), [_Y.astype("int64") + 1]),
     ],
 )
 def test_what_tells_something_is_taken(
