@@ -8,8 +8,9 @@ as all. They are looked up in a table of those that there are, whose error names
 from __future__ import annotations
 
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 
+from edgepack.frontend.errors import ImportModelError
 from edgepack.frontend.inlining import subgraphs
 
 # By the operator: the input of lengths, and that of which it counts elements along the last axis
@@ -19,7 +20,11 @@ _DOMAINS = ("", "ai.onnx")
 
 
 def with_checked_lengths(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with all such lengths looked up."""
+    """The model with all such lengths looked up.
+
+    Raises ImportModelError where one is a constant below 0, which a table would take for one that
+    counts from its end.
+    """
     if not _has_lengths(proto.graph):
         return proto
     made = onnx.ModelProto()
@@ -41,16 +46,29 @@ def _has_lengths(graph: onnx.GraphProto) -> bool:
 
 
 def _look_up(graph: onnx.GraphProto, prefix: str) -> None:
+    constants = {tensor.name: tensor for tensor in graph.initializer}
     nodes: list[onnx.NodeProto] = []
     for number, node in enumerate(graph.node):
         for index, body in enumerate(subgraphs(node)):
             _look_up(body, f"{prefix}{number}/{index}/")
         found = _lengths_of(node)
         if found is not None:
+            _check_constant(node, found[0], constants.get(node.input[found[0]]))
             nodes.extend(_table(node, *found, f"{prefix}{number}/"))
         nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
+
+
+def _check_constant(node: onnx.NodeProto, lengths: int, tensor: onnx.TensorProto | None) -> None:
+    lowest = 0 if tensor is None else int(numpy_helper.to_array(tensor).min(initial=0))
+    if lowest < 0:
+        name = onnx.defs.get_schema(node.op_type).inputs[lengths].name
+        raise ImportModelError(
+            f"{node.op_type} '{node.name or node.output[0]}': its input '{name}' has {lowest}, "
+            "which is below 0",
+            hint="check the exporter; a length is from 0 to the number of elements",
+        )
 
 
 def _table(node: onnx.NodeProto, lengths: int, of: int, prefix: str) -> list[onnx.NodeProto]:

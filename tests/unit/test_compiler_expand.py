@@ -19,7 +19,9 @@ from edgepack.frontend.folding import (
     fold_by_onnxruntime,
     fold_by_reference,
 )
-from edgepack.model import walk_nodes
+from edgepack.frontend.importer import import_model
+from edgepack.frontend.load import load_model
+from edgepack.model import ModelSpec, walk_nodes
 from tests.bodies import Body, graph
 from tests.onnx_models import Builder
 
@@ -308,3 +310,24 @@ def test_a_branch_that_shapes_do_not_suit_is_left_by_a_constant(tmp_path: Path) 
     with pytest.raises(ImportModelError) as caught:
         fold_by_onnxruntime(path, onnx.load(path))
     assert "--set NAME=VALUE" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(("length", "is_right"), [(0, True), (5, True), (-1, False), (9, False)])
+def test_lengths_that_are_constant_are_compared_too(
+    length: int, is_right: bool, tmp_path: Path
+) -> None:
+    """As onnxruntime does when it computes the model."""
+    b = Builder()
+    lengths = b.const([3, length], "int64")
+    b.op("Attention", "q", "k", "k", "", "", "", lengths, outputs=["y"])
+    shapes = {"q": [2, 2, 3, 8], "k": [2, 2, 5, 8]}
+    path = b.save(tmp_path / "m.onnx", shapes, {"y": shapes["q"]}, opset=24)
+    feeds = {name: np.ones(shape, "float32") for name, shape in shapes.items()}
+    if is_right:
+        check(onnx.load(path), *feeds.values())
+        import_model(load_model(ModelSpec(path=path)))
+        return
+    with pytest.raises(Exception, match="nonpad_kv_seqlen"):
+        run(onnx.load(path), feeds)
+    with pytest.raises(ImportModelError, match=f"'nonpad_kv_seqlen' has {length}, which is"):
+        import_model(load_model(ModelSpec(path=path)))
