@@ -235,8 +235,9 @@ def reference_outputs(
     from edgepack.frontend import integer_reference
     from edgepack.frontend.float16 import widen
 
-    integers = integer_reference.integer_model(model.path, model.proto, floats)
-    reference = None if integers is not None else Reference(widen(model.proto))
+    proto = as_meant(model.proto)
+    integers = integer_reference.integer_model(model.path, proto, floats)
+    reference = None if integers is not None else Reference(widen(proto))
     found: list[list[Array] | None] = []
     for inputs in cases:
         try:

@@ -19,6 +19,7 @@ from edgepack.flow.reference import (
     has_endless_loop,
     make_golden,
     random_input,
+    reference_outputs,
     run_reference,
     top_k,
 )
@@ -71,6 +72,51 @@ def green(tmp_path: Path) -> Path:
     pixels[:, :, 1] = 200
     cv2.imwrite(str(tmp_path / "green.png"), pixels)
     return tmp_path / "green.png"
+
+
+# ---------------------------------------------------------------- reference_outputs
+
+
+def test_odd_inputs_are_compared_with_what_is_meant_too(tmp_path: Path) -> None:
+    """Of equal values a mean-variance normalization is 0, by ONNX's text; by onnxruntime's it is
+    NaN."""
+    nodes = [helper.make_node("MeanVarianceNormalization", ["x"], ["y"])]
+    shape: list[int | str] = [1, 2, 3, 3]
+    path = save(tmp_path / "equal.onnx", nodes, {"x": shape}, {"y": shape})
+    model = load_model(ModelSpec(path=path))
+    equal = np.ones((1, 2, 3, 3), np.float32)
+    (found,) = reference_outputs(model, [[equal]])
+    assert found is not None
+    np.testing.assert_array_equal(found[0], np.zeros_like(equal))
+
+
+def test_a_function_keeps_its_opset_for_odd_inputs(tmp_path: Path) -> None:
+    """Before opset 13, Softmax is over all axes from its own on (ONNX's text), here by numpy."""
+    softmax = helper.make_node("Softmax", ["a"], ["b"], axis=1)
+    function = helper.make_function(
+        "own", "Flat", ["a"], ["b"], [softmax], [helper.make_opsetid("", 11)]
+    )
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Flat", ["x"], ["y"], domain="own")],
+        "flat",
+        [value("x", TensorProto.FLOAT, [2, 3, 4])],
+        [value("y", TensorProto.FLOAT, [2, 3, 4])],
+    )
+    proto = helper.make_model(
+        graph,
+        ir_version=8,
+        functions=[function],
+        opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("own", 1)],
+    )
+    onnx.save(proto, tmp_path / "model.onnx")
+    model = load_model(ModelSpec(path=tmp_path / "model.onnx"))
+    x = np.random.RandomState(0).normal(size=(2, 3, 4)).astype(np.float32)
+    (found,) = reference_outputs(model, [[x]])
+    assert found is not None
+    powers = np.exp(x)
+    due = powers / powers.sum(axis=(1, 2), keepdims=True)
+    np.testing.assert_allclose(found[0], due, rtol=1e-5)
 
 
 # ---------------------------------------------------------------- run_reference
