@@ -18,7 +18,7 @@ from edgepack.base.apart import Apart, CrashError
 from edgepack.boards import Board
 from edgepack.compiler import CompiledModel
 from edgepack.compiler.backend.run import run_plan
-from edgepack.flow.positions import position_ranges
+from edgepack.flow.positions import limits_of, position_uses
 from edgepack.flow.reference import (
     Reference,
     ReferenceRunError,
@@ -92,24 +92,32 @@ def _limits(array: Array) -> Array:
 
 def _position_cases(model: LoadedModel, golden: Sequence[Array]) -> dict[str, list[Array]]:
     """Inputs that are positions or lengths by their use, at their bounds and one past them."""
-    known = position_ranges(model)
+    known = position_uses(model)
     if not known:
         return {}
 
     def filled(past: int) -> list[Array]:
         made = []
         for info, array in zip(model.inputs, golden, strict=True):
-            if (bounds := known.get(info.name)) is None or not array.size:
+            if info.name not in known or not array.size:
                 made.append(array)
                 continue
-            low, high = bounds[0] - past, bounds[1] + past
-            turns = np.arange(array.size).reshape(array.shape) % 2 == 0
-            limits = np.iinfo(array.dtype)
-            low, high = max(low, limits.min), min(high, limits.max)
-            made.append(np.where(turns, high, low).astype(array.dtype).reshape(array.shape))
+            values, least_and_most = array.reshape(-1).tolist(), _range_of(array.dtype)
+            found = limits_of(known[info.name], array)
+            bounded = [at for at, limits in enumerate(found) if limits is not None]
+            for turn, at in enumerate(bounded):
+                low, high = found[at] or (0, 0)
+                value = low - past if turn % 2 else high + past
+                values[at] = max(least_and_most[0], min(value, least_and_most[1]))
+            made.append(np.array(values, array.dtype).reshape(array.shape))
         return made
 
     return {BOUNDS: filled(0), PAST: filled(1)}
+
+
+def _range_of(dtype: np.dtype[Any]) -> tuple[float, float]:
+    limits = np.iinfo(dtype) if dtype.kind in "iu" else np.finfo(dtype)
+    return limits.min, limits.max
 
 
 def kinds(array: Array) -> Array:

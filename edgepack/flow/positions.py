@@ -1,76 +1,250 @@
-"""Which inputs are positions in a table, such as the numbers of words, or lengths."""
+"""Which inputs are positions, such as the numbers of words, or lengths: of what, and how far."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from edgepack.model import LoadedModel, TensorInfo, infer_shapes, tensor_info
+from edgepack.model import LoadedModel, infer_shapes, operator_name, tensor_info
 from edgepack.model.index import GraphIndex
 
-# Operators, the place of the input that holds positions, and the axis that these are along: of the
-# input at place 0, by an attribute with a default, or a number. A length may be the whole axis.
-_POSITIONS: Mapping[str, tuple[int, str | int, int]] = {
-    "Gather": (1, "axis", 0),
-    "GatherElements": (1, "axis", 0),
-    "ScatterElements": (1, "axis", 0),
-    "GatherND": (1, 0, 0),
-    "ScatterND": (1, 0, 0),
-}
-_LENGTHS: Mapping[str, tuple[int, str | int, int]] = {
-    "ReverseSequence": (1, "time_axis", 0),
-    "LSTM": (4, 0, 0),
-    "GRU": (4, 0, 0),
-    "RNN": (4, 0, 0),
-}
-# What integers pass through unchanged.
-_SAME = frozenset(
-    ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Cast", "Expand")
-)
+# The least and the largest position, both included; None where any number may be.
+Limits = tuple[int, int] | None
+_Shape = Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionUse:
+    """What an input is read for: positions that the node `title` knows as its input `known`.
+
+    `limits` are those of each place in the last axis, or the only ones. `is_needed` says whether an
+    output has to be computed with what is found there.
+    """
+
+    title: str
+    known: str
+    limits: tuple[Limits, ...]
+    is_needed: bool
+
+    def each(self, size: int) -> list[Limits]:
+        """The limits of `size` elements, in their order."""
+        return [self.limits[at % len(self.limits)] for at in range(size)]
 
 
 def position_ranges(model: LoadedModel) -> dict[str, tuple[int, int]]:
-    """The least and the largest position that inputs may hold, of those that hold some."""
-    inputs = [info for info in model.inputs if _may_hold(info)]
-    if not inputs:
+    """The least and the largest position that inputs may hold, of those that hold nothing else."""
+    ranges = {}
+    for name, uses in position_uses(model).items():
+        found = [limits for use in uses for limits in use.limits]
+        known = [limits for limits in found if limits is not None]
+        if len(known) == len(found):
+            ranges[name] = max(low for low, _ in known), min(high for _, high in known)
+    return ranges
+
+
+def position_uses(model: LoadedModel) -> dict[str, list[PositionUse]]:
+    """What inputs are read for, of those that hold positions or lengths."""
+    inputs = [info.name for info in model.inputs if np.dtype(info.dtype).itemsize > 1]
+    if not any(operator_name(node) in _POSITIONS for node in model.proto.graph.node):
         return {}
     graph = infer_shapes(model.proto).graph
     shapes = {name: tensor_info(value).shape for name, value in GraphIndex(graph).infos.items()}
     shapes |= {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
-    ranges = {info.name: list(_ranges(model, info.name, shapes)) for info in inputs}
-    return {
-        name: (max(low for low, _ in found), min(high for _, high in found))
-        for name, found in ranges.items()
-        if found
+    needed = _needed(model.proto.graph)
+    kinds = {info.name: np.dtype(info.dtype).kind for info in model.inputs}
+    uses = {
+        name: [
+            use
+            for use in _uses(model, name, shapes, needed)
+            if kinds[name] in "iu" or None in use.limits
+        ]
+        for name in inputs
+        if kinds[name] in "iuf"
     }
+    return {name: found for name, found in uses.items() if found}
 
 
-def _may_hold(info: TensorInfo) -> bool:
-    dtype = np.dtype(info.dtype)
-    return dtype.kind in "iu" and dtype.itemsize >= 4
+def limits_of(uses: Sequence[PositionUse], array: npt.NDArray[Any]) -> list[Limits]:
+    """The limits of an input's elements in their order: what all of its uses allow."""
+
+    def narrowest(found: Sequence[Limits]) -> Limits:
+        known = [limits for limits in found if limits is not None]
+        if not known:
+            return None
+        return max(low for low, _ in known), min(high for _, high in known)
+
+    return [narrowest(found) for found in zip(*(use.each(array.size) for use in uses), strict=True)]
 
 
-def _ranges(
-    model: LoadedModel, name: str, shapes: Mapping[str, Sequence[Any]]
-) -> Iterator[tuple[int, int]]:
-    """The ranges of what an input's values are used for."""
-    names = {name}
+# What positions pass through unchanged, and of these what changes their order.
+_SAME = frozenset(
+    ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Cast", "Expand")
+)
+_REORDERED = frozenset(("Transpose", "Expand"))
+
+
+def _uses(
+    model: LoadedModel, name: str, shapes: Mapping[str, Sequence[Any]], needed: frozenset[str]
+) -> Iterator[PositionUse]:
+    """What an input's values are used for."""
+    names = {name: True}  # by tensors with the same values: whether they are in the same order
     for node in model.proto.graph.node:
         if node.op_type in _SAME and node.input and node.input[0] in names:
-            names.update(node.output)
-        for table, is_length in ((_POSITIONS, False), (_LENGTHS, True)):
-            place, axis, default = table.get(node.op_type, (0, 0, 0))
-            if not place or len(node.input) <= place or node.input[place] not in names:
+            ordered = names[node.input[0]] and node.op_type not in _REORDERED
+            names.update(dict.fromkeys(node.output, ordered))
+        for place, known, find in _POSITIONS.get(operator_name(node), ()):
+            if len(node.input) <= place or node.input[place] not in names:
                 continue
-            if isinstance(axis, str):
-                axis = next((a.i for a in node.attribute if a.name == axis), default)
-            shape = shapes.get(node.input[0], ())
-            if not -len(shape) <= axis < len(shape) or not isinstance(shape[axis], int):
+            limits = find(_Read(node, shapes))
+            if not limits:
                 continue
-            size = int(shape[axis])
-            if is_length:
-                yield 1, size
-            else:
-                yield -size, size - 1
+            if not names[node.input[place]] and len(limits) > 1:
+                limits = _all_in_one(limits)
+            yield PositionUse(
+                title=f"{operator_name(node)} '{node.name or node.output[0]}'",
+                known=known,
+                limits=tuple(limits),
+                is_needed=not needed.isdisjoint(node.output),
+            )
+
+
+def _all_in_one(limits: Sequence[Limits]) -> list[Limits]:
+    known = [limit for limit in limits if limit is not None]
+    if len(known) < len(limits):
+        return []
+    return [(max(low for low, _ in known), min(high for _, high in known))]
+
+
+def _needed(graph: Any) -> frozenset[str]:
+    """The tensors whose values an output is computed with: not those of which only the shape is
+    asked for, and not what a branch or a loop reads, which may never run."""
+    needed = {value.name for value in graph.output}
+    for node in reversed(graph.node):
+        if needed.intersection(node.output) and node.op_type not in ("Shape", "Size"):
+            needed.update(node.input)
+    return frozenset(needed)
+
+
+# ---------------------------------------------------------------- what operators read
+
+
+class _Read:
+    """A node that reads at positions: its attributes, and its inputs' shapes."""
+
+    def __init__(self, node: Any, shapes: Mapping[str, Sequence[Any]]) -> None:
+        from onnx import helper
+
+        self.attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+        self._node, self._shapes = node, shapes
+
+    def shape(self, place: int) -> _Shape:
+        """An input's shape; none where an extent is not known, or there is no such input."""
+        return self._shape(self._node.input[place]) if place < len(self._node.input) else ()
+
+    def result(self) -> _Shape:
+        """The result's shape; none where an extent is not known."""
+        return self._shape(self._node.output[0])
+
+    def _shape(self, name: str) -> _Shape:
+        shape = self._shapes.get(name, ())
+        return shape if all(isinstance(extent, int) for extent in shape) else ()
+
+
+_Find = Callable[[_Read], Sequence[Limits]]
+
+
+def _extent(read: _Read, place: int, axis: int) -> int | None:
+    shape = read.shape(place)
+    return shape[axis] if -len(shape) <= axis < len(shape) else None
+
+
+def _from_either_end(read: _Read) -> Sequence[Limits]:
+    """Of an axis of the data, from either end."""
+    size = _extent(read, 0, read.attributes.get("axis", 0))
+    return [] if size is None else [(-size, size - 1)]
+
+
+def _of_axes(read: _Read) -> Sequence[Limits]:
+    """In the last axis one for each of the data's axes, behind those of batches."""
+    data, indices = read.shape(0), read.shape(1)
+    if not data or not indices:
+        return []
+    first = read.attributes.get("batch_dims", 0)
+    return [(-size, size - 1) for size in data[first : first + indices[-1]]]
+
+
+def _of_table(place: int, axis: int = 0) -> _Find:
+    """Of an axis of a table, from its begin only."""
+
+    def find(read: _Read) -> Sequence[Limits]:
+        size = _extent(read, place, axis)
+        return [] if size is None else [(0, size - 1)]
+
+    return find
+
+
+def _length(attribute: str, default: int) -> _Find:
+    """How much of an axis; of nothing there is nothing to tell."""
+
+    def find(read: _Read) -> Sequence[Limits]:
+        size = _extent(read, 0, read.attributes.get(attribute, default))
+        return [] if size is None else [(1, size)]
+
+    return find
+
+
+def _start_of_update(read: _Read) -> Sequence[Limits]:
+    """Where an update begins that has to end within the cache; one that goes round may anywhere."""
+    axis = read.attributes.get("axis", -2)
+    extent, given = _extent(read, 0, axis), _extent(read, 1, axis)
+    circular = read.attributes.get("mode", b"linear") == b"circular"
+    return [] if extent is None or given is None or circular else [(0, extent - given)]
+
+
+def _of_result(read: _Read) -> Sequence[Limits]:
+    """Of all elements of the result, if its size is that of the windows."""
+    shape = read.result()
+    return [] if read.shape(2) or not shape else [(0, math.prod(shape) - 1)]
+
+
+def _of_boxes(read: _Read) -> Sequence[Limits]:
+    """The first number of a box is that of its image."""
+    images = _extent(read, 0, 0)
+    return [] if images is None else [(0, images - 1), *[None] * 4]
+
+
+_EMBEDDED = (
+    (0, "input_ids", _of_table(2)),
+    (1, "segment_ids", _of_table(4)),
+    (8, "position_ids", _of_table(3)),
+)
+_LENGTHS = (4, "sequence_lens", _length("", 0))
+# By operators: the places of the inputs that hold positions, what they are called, and of what
+# they are. tests/run_time_positions.py has all that compile.
+_POSITIONS: Mapping[str, Sequence[tuple[int, str, _Find]]] = {
+    "Gather": [(1, "indices", _from_either_end)],
+    "GatherElements": [(1, "indices", _from_either_end)],
+    "GatherND": [(1, "indices", _of_axes)],
+    "Scatter": [(1, "indices", _from_either_end)],
+    "ScatterElements": [(1, "indices", _from_either_end)],
+    "ScatterND": [(1, "indices", _of_axes)],
+    "TensorScatter": [(2, "write_indices", _start_of_update)],
+    "RotaryEmbedding": [(3, "position_ids", _of_table(1))],
+    "ReverseSequence": [(1, "sequence_lens", _length("time_axis", 0))],
+    "LSTM": [_LENGTHS],
+    "GRU": [_LENGTHS],
+    "RNN": [_LENGTHS],
+    "com.microsoft::DynamicQuantizeLSTM": [_LENGTHS],
+    "TopK": [(1, "K", _length("axis", -1))],
+    "MaxUnpool": [(1, "I", _of_result)],
+    "RoiAlign": [(2, "batch_indices", _of_table(0))],
+    "MaxRoiPool": [(1, "rois", _of_boxes)],
+    "ai.onnx.ml::ArrayFeatureExtractor": [(1, "Y", _of_table(0, -1))],
+    "com.microsoft::EmbedLayerNormalization": _EMBEDDED,
+    "com.microsoft::QEmbedLayerNormalization": _EMBEDDED,
+}

@@ -88,6 +88,16 @@ def test_one_place_is_odd_and_the_rest_golden(tmp_path: Path) -> None:
             (1, 5),
         ),
         (lambda b: b.op("Add", "x", b.op("Cast", "i", to=1), outputs=["y"]), None),
+        # One for each axis, turned round: what both have.
+        (
+            lambda b: b.op(
+                "GatherND",
+                "x",
+                b.op("Transpose", b.op("Unsqueeze", "i", b.const([1]))),
+                outputs=["y"],
+            ),
+            (-2, 1),
+        ),
     ],
 )
 def test_positions_are_known_by_their_use(
@@ -103,6 +113,18 @@ def test_positions_are_known_by_their_use(
     assert cases[PAST][1].tolist() == [high + 1, low - 1]
     # Bytes are pixels, not positions.
     assert cases[LIMITS][1].tolist() == golden_inputs(model)[1].tolist()
+
+
+def test_each_place_of_a_position_has_its_own_bounds(tmp_path: Path) -> None:
+    """`(2, 5)`: rows, and what is in them."""
+    model = _model(
+        tmp_path,
+        lambda b: b.op("GatherND", "x", b.op("Reshape", "i", b.const([3, 2])), outputs=["y"]),
+        i=(onnx.TensorProto.INT64, [6]),
+    )
+    cases = odd_cases(model, golden_inputs(model))
+    assert cases[BOUNDS][1].tolist() == [1, -5] * 3
+    assert cases[PAST][1].tolist() == [2, -6] * 3
 
 
 def test_kinds() -> None:
@@ -247,6 +269,7 @@ def test_a_position_from_outside_is_refused_by_both_or_by_neither(
     told, _, wrong = _compare(model, gather, monkeypatch)
     assert wrong is None
     assert {BOUNDS, PAST} <= set(told)
+
     for answer in ("", "it crashes (SIGSEGV)"):
         wrong = _compare(model, lambda _, it=answer: it, monkeypatch)[2]  # type: ignore[misc]
         assert wrong is not None
