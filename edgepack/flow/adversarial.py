@@ -18,7 +18,7 @@ from edgepack.base.apart import Apart, CrashError
 from edgepack.boards import Board
 from edgepack.compiler import CompiledModel
 from edgepack.compiler.backend.run import run_plan
-from edgepack.flow.positions import limits_of, position_uses
+from edgepack.flow.positions import first_outside, limits_of, position_uses
 from edgepack.flow.reference import (
     Reference,
     ReferenceRunError,
@@ -153,8 +153,8 @@ def compare_odd(
     with what is.
 
     Values are to be of the reference's kind, and near it where they are finite. Where it refuses an
-    input, so may the board's code, or give what it likes; where other ways of the reference give
-    other kinds, nothing can be said. `made` is what `run_all` gives, if it was asked before.
+    input, so may the board's code, or give what it likes; but a position past its bounds it has to
+    refuse, too. Where other ways of the reference give other kinds, nothing can be said. `made` is what `run_all` gives, if it was asked before.
     """
     told: list[str] = []
     choices: list[str] = []
@@ -168,6 +168,8 @@ def compare_odd(
             told.append(case)
             continue
         if due is None:
+            if case == PAST and (outside := _outside(model, inputs)) is not None:
+                return tuple(told), tuple(choices), (case, outside)
             continue
         problem = _problem(built, got, due, tolerance)
         if problem is not None:
@@ -181,6 +183,15 @@ def compare_odd(
                 return tuple(told), tuple(choices), (case, problem)
         told.append(case)
     return tuple(told), tuple(choices), None
+
+
+def _outside(model: LoadedModel, inputs: Sequence[Array]) -> str | None:
+    """What is wrong where the reference refuses inputs past their bounds and the board does not."""
+    known = position_uses(model)
+    for info, array in zip(model.inputs, inputs, strict=True):
+        if (found := first_outside(known.get(info.name, ()), array)) is not None:
+            return f"{found}: the reference refuses it, and here it has a result"
+    return None
 
 
 def run_all(

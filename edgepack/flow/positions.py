@@ -81,6 +81,19 @@ def limits_of(uses: Sequence[PositionUse], array: npt.NDArray[Any]) -> list[Limi
     return [narrowest(found) for found in zip(*(use.each(array.size) for use in uses), strict=True)]
 
 
+def first_outside(uses: Sequence[PositionUse], array: npt.NDArray[Any]) -> str | None:
+    """In words the first position from outside of the limits of a use that an output hangs on; None
+    if there is none."""
+    for use in uses:
+        for value, limits in zip(array.reshape(-1), use.each(array.size), strict=True):
+            if use.is_needed and limits is not None and not limits[0] <= value <= limits[1]:
+                return (
+                    f"{use.title}: its input '{use.known}' has {int(value)}, which is not between "
+                    f"{limits[0]} and {limits[1]}"
+                )
+    return None
+
+
 # What positions pass through unchanged, and of these what changes their order.
 _SAME = frozenset(
     ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Cast", "Expand")

@@ -127,6 +127,24 @@ def test_each_place_of_a_position_has_its_own_bounds(tmp_path: Path) -> None:
     assert cases[PAST][1].tolist() == [2, -6] * 3
 
 
+def test_a_position_of_which_only_the_shape_is_asked_for_may_be_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """onnxruntime reads there all the same, and refuses; a compiler knows the shape."""
+
+    def make(b: Builder) -> None:
+        shape = b.op("Shape", b.op("Gather", "x", "i", axis=1))
+        b.op("Add", b.op("Cast", shape, to=1), b.op("ReduceSum", "x", keepdims=0), outputs=["y"])
+
+    model = _model(tmp_path, make, i=(onnx.TensorProto.INT64, [5]))
+
+    def run(inputs: Sequence[Array]) -> list[Array]:
+        with np.errstate(over="ignore"):
+            return [np.array([2, 5], "float32") + inputs[0].sum()]
+
+    assert _compare(model, run, monkeypatch)[2] is None
+
+
 def test_kinds() -> None:
     values = np.array([1, np.nan, np.inf, -np.inf, -0.0], "float32")
     assert kinds(values).tolist() == [0, 1, 2, -2, 0]
@@ -270,6 +288,15 @@ def test_a_position_from_outside_is_refused_by_both_or_by_neither(
     assert wrong is None
     assert {BOUNDS, PAST} <= set(told)
 
+    def clips(inputs: Sequence[Array]) -> list[Array]:
+        return [np.take(*inputs, axis=1, mode="wrap" if inputs[1].max() < 5 else "clip")]
+
+    wrong = _compare(model, clips, monkeypatch)[2]
+    assert wrong == (
+        PAST,
+        "Gather 'Gather_0': its input 'indices' has 5, which is not between -5 and 4: the "
+        "reference refuses it, and here it has a result",
+    )
     for answer in ("", "it crashes (SIGSEGV)"):
         wrong = _compare(model, lambda _, it=answer: it, monkeypatch)[2]  # type: ignore[misc]
         assert wrong is not None
