@@ -152,9 +152,10 @@ def compare_odd(
     """The cases that told something, what differs in them by choice, and the first that is wrong
     with what is.
 
-    Values are to be of the reference's kind, and near it where they are finite. Where it refuses an
-    input, so may the board's code, or give what it likes; but a position past its bounds it has to
-    refuse, too. Where other ways of the reference give other kinds, nothing can be said. `made` is what `run_all` gives, if it was asked before.
+    Values are to be of the reference's kind, near it where they are finite, and equal where they
+    are integers. Where it refuses an input, so may the board's code, or give what it likes; but a
+    position past its bounds it has to refuse, too. Where other ways of the reference give other
+    values, nothing can be said. `made` is what `run_all` gives, if it was asked before.
     """
     told: list[str] = []
     choices: list[str] = []
@@ -230,8 +231,16 @@ def _problem(
         what = f"output '{info.name}'"
         if output.shape != reference.shape:
             return f"{what} is {output.shape} where the reference is {reference.shape}"
-        if reference.dtype.kind != "f":
-            # Indices of values that are NaN or equal are anyone's guess.
+        if reference.dtype.kind != "f" and not (
+            reference.dtype.kind in "iu" and reference.dtype.itemsize == 1
+        ):
+            differs = np.argwhere(output != reference)
+            if len(differs):
+                at = tuple(int(index) for index in differs[0])
+                return (
+                    f"{what}: {len(differs)} values are others, at {at} {output[at]} instead of "
+                    f"{reference[at]}"
+                )
             continue
         if (kind := other_kind(output, reference)) is not None:
             return f"{what}: {kind}"
@@ -245,8 +254,9 @@ def _problem(
     return None
 
 
-# Half a unit of a float16's last place; and what an output is compared with at least.
-_EXACT, _SMALLEST = {"float16": 2**-10}, 1e-2
+# Half a unit of a float16's last place, and a step of what is rounded to 8 bits
+# (`flow.tolerances`); and what an output is compared with at least.
+_EXACT, _SMALLEST = {"float16": 2**-10, "int8": 2**-7, "uint8": 2**-8}, 1e-2
 
 
 def _choice(

@@ -269,6 +269,72 @@ def test_what_is_recorded_is_said_and_not_refused(
     )
 
 
+def _read(folder: Path, b: Builder, **outputs: int) -> LoadedModel:
+    """A model of x [2, 5] with outputs of these types."""
+    shapes = dict.fromkeys(outputs)
+    file = b.save(folder / "model.onnx", {"x": [2, 5]}, shapes, outputs)
+    return read_model(ModelSpec(path=file))
+
+
+BOOL, FLOAT, INT32, INT64 = (
+    onnx.TensorProto.BOOL,
+    onnx.TensorProto.FLOAT,
+    onnx.TensorProto.INT32,
+    onnx.TensorProto.INT64,
+)
+
+
+def test_a_truth_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By IEEE 754 NaN is not less than 0, so that the opposite is true; numpy's is, too."""
+    b = Builder()
+    b.op("Not", b.op("Less", "x", b.const(0.0, "float32")), outputs=["y"])
+    model = _read(tmp_path, b, y=BOOL)
+    assert _compare(model, lambda inputs: [~(inputs[0] < 0)], monkeypatch)[2] is None
+    wrong = _compare(model, lambda inputs: [inputs[0] >= 0], monkeypatch)[2]
+    assert wrong == (NAN, "output 'y': 1 values are others, at (1, 2) False instead of True")
+
+
+def test_integers_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = np.arange(10, 15)
+    b = Builder()
+    b.op("Mul", "x", b.const(0.5, "float32"), outputs=["y"])
+    b.op("Gather", b.const(table), "i", outputs=["z"])
+    file, inputs = tmp_path / "model.onnx", {"x": [2, 5], "i": [2]}
+    b.save(file, inputs, {"y": [2, 5], "z": [2]}, {"i": INT64, "z": INT64})
+    model = read_model(ModelSpec(path=file))
+
+    def gather(inputs: Sequence[Array]) -> list[Array] | str:
+        x, i = inputs
+        return [x / 2, table[i]] if (i >= -5).all() and (i <= 4).all() else ""
+
+    def of_the_last(inputs: Sequence[Array]) -> list[Array] | str:
+        x, i = inputs
+        return gather(inputs) and [x / 2, table[np.where(i < 0, -1, i)]]
+
+    assert _compare(model, gather, monkeypatch)[2] is None
+    wrong = _compare(model, of_the_last, monkeypatch)[2]
+    assert wrong == (BOUNDS, "output 'z': 1 values are others, at (1,) 14 instead of 10")
+
+
+def test_integers_that_hang_on_last_bits_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of equal values the largest is any of them, as soon as they were rounded."""
+    b = Builder()
+    b.op("ArgMax", "x", axis=1, outputs=["y"])
+    model = _read(tmp_path, b, y=INT64)
+
+    def last_of_equals(inputs: Sequence[Array]) -> list[Array]:
+        (x,) = inputs
+        found = x.argmax(axis=1, keepdims=True)
+        return [np.full_like(found, 4) if (x == x[0, 0]).all() else found]
+
+    told, choices, wrong = _compare(model, last_of_equals, monkeypatch)
+    assert wrong is None
+    assert "all equal" not in told
+    assert all(choice.startswith(f"{NAN}: ArgMax") for choice in choices)
+
+
 def test_a_position_from_outside_is_refused_by_both_or_by_neither(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
