@@ -70,8 +70,8 @@ class Reference:
     """A model on onnxruntime, on the CPU: a file, or an `onnx.ModelProto`.
 
     `shapes` are those of dynamic inputs, as in `ModelSpec`. `blocked` lets it compute in blocked
-    layouts, another way to the same numbers. Raises `ReferenceRunError` if onnxruntime does not
-    take the model.
+    layouts, another way to the same numbers; if not `fused`, it computes node by node. Raises
+    `ReferenceRunError` if onnxruntime does not take the model.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class Reference:
         shapes: Mapping[str, tuple[int, ...]] | None = None,
         *,
         blocked: bool = False,
+        fused: bool = True,
     ) -> None:
         import onnx
         import onnxruntime
@@ -92,7 +93,7 @@ class Reference:
         # without; ours are 1.3e-5 (onnxruntime 1.31, AVX-512).
         if not blocked:
             options.graph_optimization_level = levels.ORT_ENABLE_EXTENDED
-        if _has_branches(model):
+        if not fused or _has_branches(model):
             # Its optimiser can crash on branches within branches of a known condition, and takes
             # this process with it (onnxruntime 1.31; silero-vad's own file, its rate a constant).
             options.graph_optimization_level = levels.ORT_DISABLE_ALL

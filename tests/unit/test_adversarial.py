@@ -5,9 +5,9 @@ What a board computes is made up here (by numpy); the reference is onnxruntime.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,9 +27,8 @@ from edgepack.flow.adversarial import (
     kinds,
     odd_cases,
     other_kind,
-    rounds_no_number,
 )
-from edgepack.flow.reference import golden_inputs
+from edgepack.flow.reference import Reference, golden_inputs
 from edgepack.model import LoadedModel, ModelSpec, read_model
 from tests.onnx_models import Builder
 
@@ -155,33 +154,19 @@ def test_kinds() -> None:
     assert other_kind(-values, values) is not None
 
 
-def test_what_no_number_becomes_as_an_integer_is_open(tmp_path: Path) -> None:
-    b = Builder()
-    large = b.op("Mul", "x", b.const(np.float32(2)))
-    b.op("Cast", b.op("Cast", large, to=onnx.TensorProto.INT32), to=1, outputs=["y"])
-    b.op("Not", b.op("Cast", "x", to=onnx.TensorProto.BOOL), outputs=["z"])
-    types = {"z": onnx.TensorProto.BOOL}
-    file = b.save(tmp_path / "m.onnx", {"x": [3]}, {"y": [3], "z": [3]}, types)
-    model = read_model(ModelSpec(path=file))
-    for value, is_open in ((1.0, False), (3e38, True), (np.nan, True)):
-        assert rounds_no_number(model, [np.array([0, value, -4], np.float32)]) == is_open
-    plain = _model(tmp_path, _half)
-    assert not rounds_no_number(plain, [np.full((2, 5), np.inf, np.float32)])
-
-
 def _compare(
     model: LoadedModel,
     run: Callable[[Sequence[Array]], list[Array] | str],
     monkeypatch: pytest.MonkeyPatch,
-    rules: Sequence[str] = (),
-    recorded: tuple[str, ...] = (),
+    rules: Mapping[str, str] = MappingProxyType({}),  # by the tensors that layers make
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, str] | None]:
     def run_all(_board: object, _built: object, cases: Sequence[Sequence[Array]]) -> list[Any]:
         return [run(inputs) for inputs in cases]
 
     monkeypatch.setattr(adversarial, "run_all", run_all)
-    monkeypatch.setattr(adversarial, "RECORDED", recorded)
-    layers = [SimpleNamespace(rule=rule, dtype="float32") for rule in rules]
+    layers = [
+        SimpleNamespace(rule=rule, dtype="float32", value=value) for value, rule in rules.items()
+    ]
     built: Any = SimpleNamespace(floats=(), layers=layers, outputs=model.outputs)
     cases = odd_cases(model, golden_inputs(model))
     return compare_odd(model, get_board("local"), built, cases, 1e-4)
@@ -231,10 +216,10 @@ def test_what_differs_by_choice_is_recorded(
         x = inputs[0].copy()
         return [np.full_like(x, np.nan) if not np.isfinite(x).all() else x / 2]
 
-    _, choices, wrong = _compare(model, run, monkeypatch, ["winograd"])
+    _, choices, wrong = _compare(model, run, monkeypatch, {"y": "winograd"})
     assert wrong is None
     assert [choice.split(":")[0] for choice in choices] == [NAN, INFINITY]
-    wrong = _compare(model, run, monkeypatch, ["conv"])[2]
+    wrong = _compare(model, run, monkeypatch, {"y": "conv"})[2]
     assert wrong is not None
 
 
@@ -251,22 +236,6 @@ def test_a_nan_that_the_table_of_choices_has_a_row_for(
     _, choices, wrong = _compare(model, smallest_last, monkeypatch)
     assert wrong is None
     assert choices == (f"{NAN}: TopK, a NaN among the elements: NaN comes last",)
-
-
-def test_what_is_recorded_is_said_and_not_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = _model(tmp_path, _half)
-
-    def run(inputs: Sequence[Array]) -> list[Array]:
-        return [np.nan_to_num(inputs[0] / 2, nan=0, posinf=np.inf, neginf=-np.inf)]
-
-    _, choices, wrong = _compare(model, run, monkeypatch, recorded=(NAN,))
-    assert wrong is None
-    assert len(choices) == 1
-    assert choices[0].startswith(
-        f"{NAN}: not as the reference: output 'y': 1 values are of another"
-    )
 
 
 def _read(folder: Path, b: Builder, **outputs: int) -> LoadedModel:
@@ -333,6 +302,82 @@ def test_integers_that_hang_on_last_bits_are_not(
     assert wrong is None
     assert "all equal" not in told
     assert all(choice.startswith(f"{NAN}: ArgMax") for choice in choices)
+
+
+def test_a_choice_excuses_what_follows_from_it_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = Builder()
+    b.op("Mul", "x", b.const(0.5, "float32"), outputs=["y"])
+    largest = b.op("ReduceMax", "x", axes=[1], keepdims=1)
+    b.op("Neg", largest, outputs=["z"])
+    model = _read(tmp_path, b, y=FLOAT, z=FLOAT)
+
+    def ignores_nan(in_y: bool) -> Callable[[Sequence[Array]], list[Array]]:
+        def run(inputs: Sequence[Array]) -> list[Array]:
+            y = inputs[0] / 2
+            z = -np.fmax.reduce(inputs[0], axis=1, keepdims=True)
+            return [np.where(np.isnan(y), 0, y) if in_y else y, z]
+
+        return run
+
+    def gives_nan(inputs: Sequence[Array]) -> list[Array]:
+        return [inputs[0] / 2, -np.max(inputs[0], axis=1, keepdims=True)]
+
+    for run in (gives_nan, ignores_nan(in_y=False)):
+        _, choices, wrong = _compare(model, run, monkeypatch)
+        assert wrong is None
+        assert all(choice.startswith(f"{NAN}: ReduceMax") for choice in choices)
+    for rules in ({}, {"z": "winograd"}):
+        wrong = _compare(model, ignores_nan(in_y=True), monkeypatch, rules)[2]
+        assert wrong is not None
+        assert wrong[0] == NAN
+        assert wrong[1].startswith("output 'y': 1 values are of another kind")
+    # A layer that nobody knows the result of may be before all of them.
+    for rules in ({"y": "winograd"}, {"": "winograd"}):
+        assert _compare(model, ignores_nan(in_y=True), monkeypatch, rules)[2] is None
+
+
+def test_what_no_integer_is_is_a_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU has the least integer for what is too large, another one the largest."""
+    b = Builder()
+    b.op("Cast", b.op("Mul", "x", b.const(1e5, "float32")), to=INT32, outputs=["y"])
+    b.op("Cast", "x", to=BOOL, outputs=["z"])
+    model = _read(tmp_path, b, y=INT32, z=BOOL)
+
+    def nearest(inputs: Sequence[Array]) -> list[Array]:
+        x = np.nan_to_num(inputs[0].astype("float64") * np.float32(1e5), nan=7)
+        return [np.clip(x, -(2**31), 2**31 - 1).astype("int32"), inputs[0].astype(bool)]
+
+    _, choices, wrong = _compare(model, nearest, monkeypatch)
+    assert wrong is None
+    assert {choice.split(":")[0] for choice in choices} == {NAN, INFINITY, HOT, LIMITS}
+    assert all("Cast, CastLike, floats beyond the integer type's range" in it for it in choices)
+
+    def never(inputs: Sequence[Array]) -> list[Array]:
+        return [*nearest(inputs)[:1], np.nan_to_num(inputs[0], nan=0).astype(bool)]
+
+    wrong = _compare(model, never, monkeypatch)[2]
+    assert wrong == (NAN, "output 'z': 1 values are others, at (1, 2) False instead of True")
+
+
+def test_boxes_may_be_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of boxes from an image that has no number; onnxruntime makes something of them."""
+    b = Builder()
+    boxes = b.op("Concat", b.op("Slice", "x", *map(b.const, ([0], [4], [1]))), axis=1)
+    image = b.weight(1, 1, 8, 8)
+    b.op("RoiAlign", image, boxes, b.const([0, 0]), outputs=["y"])
+    model = _read(tmp_path, b, y=FLOAT)
+    right = Reference(model.proto)
+
+    def run(inputs: Sequence[Array]) -> list[Array] | str:
+        (x,) = inputs
+        return right.run(inputs) if np.abs(x).max() < 1e3 else ""
+
+    _, choices, wrong = _compare(model, run, monkeypatch)
+    assert wrong is None
+    assert f"{LIMITS}: boxes that are no number, or far beside their image, are refused" in choices
+    assert _compare(model, lambda _: "it crashes (SIGSEGV)", monkeypatch)[2] is not None
 
 
 def test_a_position_from_outside_is_refused_by_both_or_by_neither(
