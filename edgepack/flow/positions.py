@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgepack.model import LoadedModel, infer_shapes, operator_name, tensor_info
+from edgepack.model import LoadedModel, TensorInfo, infer_shapes, operator_name, tensor_info
 from edgepack.model.index import GraphIndex
 
 # The least and the largest position, both included; None where any number may be.
@@ -49,24 +49,24 @@ def position_ranges(model: LoadedModel) -> dict[str, tuple[int, int]]:
 
 def position_uses(model: LoadedModel) -> dict[str, list[PositionUse]]:
     """What inputs are read for, of those that hold positions or lengths."""
-    inputs = [info.name for info in model.inputs if np.dtype(info.dtype).itemsize > 1]
-    if not any(operator_name(node) in _POSITIONS for node in model.proto.graph.node):
+    operators = {operator_name(node) for node in model.proto.graph.node}
+    if operators.isdisjoint(_POSITIONS):
+        return {}
+    may_be_float = not operators.isdisjoint(_OF_FLOATS)
+    inputs = [info.name for info in model.inputs if _may_hold(info, may_be_float)]
+    if not inputs:
         return {}
     graph = infer_shapes(model.proto).graph
     shapes = {name: tensor_info(value).shape for name, value in GraphIndex(graph).infos.items()}
     shapes |= {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
     needed = _needed(model.proto.graph)
-    kinds = {info.name: np.dtype(info.dtype).kind for info in model.inputs}
-    uses = {
-        name: [
-            use
-            for use in _uses(model, name, shapes, needed)
-            if kinds[name] in "iu" or None in use.limits
-        ]
-        for name in inputs
-        if kinds[name] in "iuf"
-    }
+    uses = {name: list(_uses(model, name, shapes, needed)) for name in inputs}
     return {name: found for name, found in uses.items() if found}
+
+
+def _may_hold(info: TensorInfo, may_be_float: bool) -> bool:
+    dtype = np.dtype(info.dtype)
+    return (dtype.kind in "iu" and dtype.itemsize > 2) or (dtype.kind == "f" and may_be_float)
 
 
 def limits_of(uses: Sequence[PositionUse], array: npt.NDArray[Any]) -> list[Limits]:
@@ -237,6 +237,8 @@ _EMBEDDED = (
     (8, "position_ids", _of_table(3)),
 )
 _LENGTHS = (4, "sequence_lens", _length("", 0))
+# What has its positions among floats.
+_OF_FLOATS = frozenset(("MaxRoiPool",))
 # By operators: the places of the inputs that hold positions, what they are called, and of what
 # they are. tests/run_time_positions.py has all that compile.
 _POSITIONS: Mapping[str, Sequence[tuple[int, str, _Find]]] = {

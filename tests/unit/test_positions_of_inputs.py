@@ -12,6 +12,7 @@ import pytest
 from edgepack.flow.adversarial import BOUNDS, PAST, odd_cases
 from edgepack.flow.positions import position_uses
 from edgepack.model import ModelSpec, read_model
+from tests.onnx_models import Builder
 from tests.run_time_positions import CASES, Positions
 
 WHOLE = [case for case in CASES if case.low is not None]
@@ -36,3 +37,15 @@ def test_each_operator_that_is_told_where_to_read_is_known(case: Positions, tmp_
     number = [index for index, item in enumerate(case.inputs) if item.size].index(case.input)
     assert cases[BOUNDS][number][case.at] in (low, case.high)
     assert cases[PAST][number][case.at] in ((low or 0) - 1, case.high + 1)
+
+
+def test_only_what_may_hold_positions_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shapes are inferred for it, which takes long for a large model."""
+    b = Builder()
+    b.op("Gather", "x", b.const([0]), outputs=["y"])
+    path = b.save(tmp_path / "model.onnx", {"x": [2, 5]}, {"y": [1, 5]})
+    model = read_model(ModelSpec(path=path))
+    monkeypatch.delattr("edgepack.flow.positions.infer_shapes")
+    assert position_uses(model) == {}
