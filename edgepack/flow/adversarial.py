@@ -280,6 +280,10 @@ _HALF = "half precision has no numbers beyond 65504"
 _ORDER = "sums overflow by the order in which they are added up"
 _WINOGRAD = "Winograd's algorithm makes all results of a tile NaN that one value is in"
 _BOXES = "boxes that are no number, or far beside their image, are refused"
+# As a product with a matrix, which some forms of Resize are.
+_SPREAD = (
+    "Resize, Upsample, linear or cubic: a NaN or an infinity reaches all results along the axes"
+)
 # Operators that add up.
 _SUMS = frozenset(
     (
@@ -361,7 +365,8 @@ def _choices_of_layers(case: str, built: CompiledModel) -> Iterator[tuple[str, s
 
 def _may_choose(proto: Any, node: Any) -> bool:
     """Whether a node makes something by choice of values that are no numbers, or too large."""
-    return _rounds(node) or node.op_type in _UNSAID or bool(choices_of_nan(proto, node))
+    is_known = _rounds(node) or _interpolates(node) or node.op_type in _UNSAID
+    return is_known or bool(choices_of_nan(proto, node))
 
 
 def _choices_at(
@@ -378,10 +383,18 @@ def _choices_at(
             of_nan = choices_of_nan(proto, inner)
             found += [f"{item.operator}, {item.form}: {item.taken}" for item in of_nan]
             found += [""] * _rounds(inner)
+        if is_chosen and _interpolates(inner):
+            found.append(_SPREAD)
         unsaid = _UNSAID.get(inner.op_type, ())
         if unsaid and is_chosen and (inner is not node or not set(odd).isdisjoint(unsaid)):
             found.append("")
     return found
+
+
+def _interpolates(node: Any) -> bool:
+    """Whether its results are sums of elements by weights, many of which are 0."""
+    modes = [item.s for item in node.attribute if item.name == "mode"]
+    return node.op_type in ("Resize", "Upsample") and modes in ([b"linear"], [b"cubic"])
 
 
 def _is_beyond(node: Any, given: Sequence[Array | None]) -> bool:

@@ -338,6 +338,27 @@ def test_a_choice_excuses_what_follows_from_it_only(
         assert _compare(model, ignores_nan(in_y=True), monkeypatch, rules)[2] is None
 
 
+@pytest.mark.parametrize(("mode", "is_choice"), [("linear", True), ("nearest", False)])
+def test_a_resize_by_a_product_spreads_what_is_no_number(
+    mode: str, is_choice: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = Builder()
+    scales = b.const([1.0, 2.0], "float32")
+    b.op("Resize", "x", "", scales, mode=mode, outputs=["y"])
+    model = _read(tmp_path, b, y=FLOAT)
+    right = Reference(model.proto)
+
+    def by_a_product(inputs: Sequence[Array]) -> list[Array]:
+        (y,) = right.run(inputs)
+        lost = ~np.isfinite(inputs[0]).all(axis=1)
+        y[lost] = np.nan
+        return [y]
+
+    _, choices, wrong = _compare(model, by_a_product, monkeypatch)
+    assert (wrong is None) == is_choice
+    assert is_choice == any(choice.startswith(f"{NAN}: Resize, Upsample") for choice in choices)
+
+
 def test_what_no_integer_is_is_a_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU has the least integer for what is too large, another one the largest."""
     b = Builder()
