@@ -75,9 +75,11 @@ _SOURCES = (
     "verify.py",
     "adversarial.py",
     "golden.py",
+    "positions.py",
     "ranking.py",
     "reference.py",
     "tolerances.py",
+    "../model/meanings.py",
     "../native/emulate.py",
     "../native/plan_runner.c",
 )
