@@ -40,10 +40,6 @@ DLDataType ToDLDataType(DType dtype) {
   return {kDLFloat, bits, 1};
 }
 
-/// What is looked at behind each call. Nothing: a GPU may be given many of them at once. Times: it
-/// is waited for. Tensors: the call's come to the CPU.
-enum class Look { kNothing, kTimes, kTensors };
-
 }  // namespace
 
 std::shared_ptr<const MemoryMap> MakeArena(std::size_t bytes) {
@@ -56,6 +52,10 @@ std::shared_ptr<const MemoryMap> MakeArena(std::size_t bytes) {
 }
 
 struct Session::State {
+  /// What is looked at behind each call. Nothing: a GPU may be given many of them at once. Times:
+  /// it is waited for. Tensors: the call's come to the CPU.
+  enum class Look { kNothing, kTimes, kTensors };
+
   State(Model shared_model, ThreadPool* threads, std::shared_ptr<const MemoryMap> memory = nullptr)
       : model(std::move(shared_model)),
         pool(threads),
@@ -502,7 +502,7 @@ void Session::Run() {
 
 void Session::Run(const std::function<void(std::size_t)>& after) {
   const ThreadPool::Use use(state_->pool);
-  state_->All(Look::kTensors, after);
+  state_->All(State::Look::kTensors, after);
 }
 
 void Session::Run(std::vector<double>* times_ms) {
@@ -510,7 +510,7 @@ void Session::Run(std::vector<double>* times_ms) {
   const ThreadPool::Use use(state_->pool);
   times_ms->assign(state_->args.size(), 0);
   Clock::time_point start = Clock::now();
-  state_->All(Look::kTimes, [&](std::size_t i) {
+  state_->All(State::Look::kTimes, [&](std::size_t i) {
     const Clock::time_point end = Clock::now();
     (*times_ms)[i] += std::chrono::duration<double, std::milli>(end - start).count();
     start = end;
