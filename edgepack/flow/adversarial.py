@@ -280,10 +280,8 @@ _HALF = "half precision has no numbers beyond 65504"
 _ORDER = "sums overflow by the order in which they are added up"
 _WINOGRAD = "Winograd's algorithm makes all results of a tile NaN that one value is in"
 _BOXES = "boxes that are no number, or far beside their image, are refused"
-# As a product with a matrix, which some forms of Resize are.
-_SPREAD = (
-    "Resize, Upsample, linear or cubic: a NaN or an infinity reaches all results along the axes"
-)
+# As a product with a matrix.
+_SPREAD = "Resize with antialias: a NaN or an infinity reaches all results along the axes"
 # Operators that add up.
 _SUMS = frozenset(
     (
@@ -392,9 +390,10 @@ def _choices_at(
 
 
 def _interpolates(node: Any) -> bool:
-    """Whether its results are sums of elements by weights, many of which are 0."""
-    modes = [item.s for item in node.attribute if item.name == "mode"]
-    return node.op_type in ("Resize", "Upsample") and modes in ([b"linear"], [b"cubic"])
+    """Whether its results are sums of all elements by weights, many of which are 0."""
+    return node.op_type == "Resize" and any(
+        item.name == "antialias" and item.i for item in node.attribute
+    )
 
 
 def _is_beyond(node: Any, given: Sequence[Array | None]) -> bool:

@@ -197,7 +197,8 @@ def resized_by_axis(
     outside: float,
     emit: Emit,
 ) -> relax.Expr:
-    """A resize of any axes: a product with a matrix along each, a choice of elements for nearest.
+    """A resize of any axes: along each a sum of a few elements by weights, a product with a matrix
+    where results are sums of many (antialias), and a choice of elements for nearest.
 
     Raises UnsupportedFormError for an interpolation of integers.
     """
@@ -220,6 +221,9 @@ def resized_by_axis(
             indices = relax.const(weights.argmax(1), "int64")
             data = emit(relax.op.take(data, indices, axis))
             continue
+        if 0 < (most := int(np.count_nonzero(weights, axis=1).max())) <= _FEW:
+            data = _of_neighbours(data, weights, most, axis, emit)
+            continue
         before, after = (
             math.prod(part) for part in (_extent(data)[:axis], _extent(data)[axis + 1 :])
         )
@@ -235,6 +239,40 @@ def resized_by_axis(
         mask = relax.const(beyond, "bool")
         data = emit(relax.op.where(mask, relax.const(outside, dtype), data))
     return data
+
+
+# Elements that a result of linear or cubic interpolation is a sum of, at most.
+_FEW = 4
+
+
+def _of_neighbours(
+    data: relax.Expr, weights: np.ndarray, most: int, axis: int, emit: Emit
+) -> relax.Expr:
+    """Sums of `most` (> 0) elements along `axis` by rows of `weights`, [results, elements]. Others,
+    whose weight is 0, are not read: 0 times a NaN among them would be NaN."""
+    rank, dtype = len(_extent(data)), str(data.ty.dtype)
+    places = np.zeros((len(weights), most), "int64")
+    factors = np.zeros((len(weights), most))
+    for row, line in enumerate(weights):
+        (own,) = np.nonzero(line)
+        if own.size == 0:
+            continue  # beyond the edge: another value takes its place
+        # Rows with fewer read their first again: of eighths to halves all sums are exact.
+        again = most - len(own)
+        shares = 0.5 ** np.minimum(again, np.arange(again + 1, 0, -1)) if again else np.ones(1)
+        places[row] = [*own[:1].repeat(again), *own]
+        factors[row] = [*(line[own[0]] * shares), *line[own[1:]]]
+    shape = [-1 if at == axis else 1 for at in range(rank)]
+
+    def part(column: int) -> relax.Expr:
+        picked = emit(relax.op.take(data, relax.const(places[:, column], "int64"), axis))
+        factor = relax.const(factors[:, column].reshape(shape), dtype)
+        return emit(relax.op.multiply(picked, factor))
+
+    made = part(0)
+    for column in range(1, most):
+        made = emit(relax.op.add(made, part(column)))
+    return made
 
 
 def _first(value: relax.Expr, axis: int) -> relax.Expr:

@@ -333,12 +333,13 @@ MEANINGS: Sequence[Meaning] = (
     ),
     Meaning(
         operator="Resize, Upsample",
-        form="linear, a NaN or an infinity that counts 0 times",
+        form="linear or cubic, a NaN or an infinity that counts 0 times",
         onnx="NaN by the formula; its reference leaves it out",
         onnxruntime="NaN",
-        taken="NaN, but beyond the edge, where positions end on the last element",
+        taken="NaN in images, but where positions are beyond the edge; else it is not read",
         of_nan=lambda node, attributes, _shapes: (
-            node.op_type in ("Resize", "Upsample") and attributes.get("mode") == b"linear"
+            node.op_type in ("Resize", "Upsample")
+            and attributes.get("mode") in (b"linear", b"cubic")
         ),
     ),
     Meaning(

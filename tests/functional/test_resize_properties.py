@@ -271,3 +271,20 @@ def test_many(tmp_path: Path, board: str, cpu: str, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_many_sequences_and_volumes(tmp_path: Path, board: str, cpu: str, seed: int) -> None:
     check(tmp_path, board, cpu, seed=300 + seed, count=25, axes=(1, 3))
+
+
+@pytest.mark.parametrize("kind", [np.nan, np.inf])
+def test_a_resize_of_other_than_images_reads_neighbours_only(kind: float, tmp_path: Path) -> None:
+    """A NaN is in the results between it and its neighbours, not all along the axis."""
+    net = Builder()
+    scales = net.const([1, 2, 1], "float32")
+    form = {"mode": "linear", "coordinate_transformation_mode": "asymmetric"}
+    cases = {"wide": net.op("Resize", "x", "", scales, **form)}
+    path = save_cases(tmp_path / "model.onnx", net, {"x": (2, 5, 3)}, cases)
+    x = np.random.default_rng(0).standard_normal((2, 5, 3)).astype("float32")
+    x[1, 2, 1] = kind
+    due = np.repeat(x, 2, axis=1)
+    due[:, 1:-1:2] = (x[:, 1:] + x[:, :-1]) / 2
+    _, (made,) = compile_and_run(path, [x], "local", "native", tmp_path)
+    np.testing.assert_allclose(made, due, rtol=1e-6)
+    assert np.count_nonzero(~np.isfinite(made)) == 3
