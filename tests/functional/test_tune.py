@@ -46,10 +46,11 @@ IMAGE = (1, 16, 20, 20)
 
 
 def network(path: Path) -> Path:
-    """A kernel of each rule that can be tuned, one of them twice."""
+    """A kernel of each rule that can be tuned, one of them at least twice, on any CPU: what is
+    between others of its kind."""
     net = Builder(seed=3)
     start = net.op("Relu", net.conv("image", 16, 32, 1))
-    for _ in range(2):
+    for _ in range(3):
         start = net.op("Relu", net.conv(start, 32, 32, 3))
     start = net.op("Relu", net.conv(start, 32, 32, 3, group=32))
     gate = net.op("Sigmoid", net.conv(net.op("GlobalAveragePool", start), 32, 32, 1))
@@ -123,7 +124,7 @@ def test_all_ways_to_make_a_kernel_are_right(
     tunables = within(path, LIMITS, survey_kernels, spec, board)
     found = {way.choice.rule for one in tunables for way in (one.default, *one.others)}
     assert found == rules
-    assert max(len(one.layers) for one in tunables) == 2
+    assert max(len(one.layers) for one in tunables) >= 2
     for one in tunables:
         assert one.default not in one.others
         assert len({way.choice for way in one.others}) == len(one.others)
