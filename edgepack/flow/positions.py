@@ -201,11 +201,11 @@ def _of_table(place: int, axis: int = 0) -> _Find:
     return find
 
 
-def _length(attribute: str, default: int) -> _Find:
+def _length(attribute: str, default: int, place: int = 0) -> _Find:
     """How much of an axis; of nothing there is nothing to tell."""
 
     def find(read: _Read) -> Sequence[Limits]:
-        size = _extent(read, 0, read.attributes.get(attribute, default))
+        size = _extent(read, place, read.attributes.get(attribute, default))
         return [] if size is None else [(1, size)]
 
     return find
@@ -255,6 +255,7 @@ _POSITIONS: Mapping[str, Sequence[tuple[int, str, _Find]]] = {
     "GRU": [_LENGTHS],
     "RNN": [_LENGTHS],
     "com.microsoft::DynamicQuantizeLSTM": [_LENGTHS],
+    "Attention": [(6, "nonpad_kv_seqlen", _length("", -2, place=1))],
     "TopK": [(1, "K", _length("axis", -1))],
     "MaxUnpool": [(1, "I", _of_result)],
     "RoiAlign": [(2, "batch_indices", _of_table(0))],

@@ -17,7 +17,7 @@ from tests.run_time_positions import CASES, Positions
 
 WHOLE = [case for case in CASES if case.low is not None]
 # Of nothing there is nothing to tell: the least length that is tried.
-LENGTHS = ("sequence_lens", "K")
+LENGTHS = ("sequence_lens", "nonpad_kv_seqlen", "K")
 
 
 @pytest.mark.parametrize("case", WHOLE, ids=[case.name for case in WHOLE])
