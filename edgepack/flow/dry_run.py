@@ -14,7 +14,7 @@ from edgepack.deploy.deploy import DeployPlan
 from edgepack.deploy.remote_tool import Layout
 from edgepack.device.base import Device
 from edgepack.device.facts import DeviceFacts, gather
-from edgepack.flow.job import Job, compile_job, cpu_job, make_job
+from edgepack.flow.job import Job, app_of, compile_job, cpu_job, make_job
 from edgepack.flow.sinks import fetch_mosquitto
 from edgepack.flow.stages import OpenStage, project_of
 from edgepack.frontend.precision import FULL
@@ -139,7 +139,11 @@ def parts_of(job: Job) -> tuple[Part, ...]:
             )
             for opened in job.stages
         ),
-        _part("app", lambda: [build_runtime(job.board, job.toolchain.toolchain).app], _APP_BYTES),
+        _part(
+            "app",
+            lambda: [app_of(job, build_runtime(job.board, job.toolchain.toolchain))],
+            _APP_BYTES,
+        ),
         _part("device tool", lambda: [build_device_tool(job.board).path], _TOOL_BYTES),
         *(
             [_part("sinks", lambda: [build_sinks(job.board, fetch_mosquitto).path], _SINKS_BYTES)]

@@ -74,7 +74,7 @@ from edgepack.model import (
     walk_nodes,
 )
 from edgepack.model.sources.folders import origin_of
-from edgepack.native.app import build_runtime, need_programs
+from edgepack.native.app import RuntimeBuild, build_runtime, need_programs
 from edgepack.native.device_tool import build_device_tool
 from edgepack.native.linked_app import link_app
 from edgepack.native.sinks import build_sinks
@@ -380,6 +380,11 @@ def cpu_job(job: Job) -> Job | None:
         return None
     precision = FULL.name if job.project.precision == TF32 else job.project.precision
     return replace(job, project=replace(job.project, compute=COMPUTE[0], precision=precision))
+
+
+def app_of(job: Job, runtime: RuntimeBuild) -> Path:
+    """The program for the job's bundle; raises what `gpu_of` does."""
+    return runtime.app if gpu_of(job) is None else runtime.gpu_app
 
 
 class NoClassesError(ConfigError):
@@ -697,6 +702,7 @@ def package_job(job: Job, out: str | Path, *, progress: Progress = NO_PROGRESS) 
         end_step()
         monitor = make_monitor(job, progress=progress)
         runtime, tool = app.result(), device_tool.result()
+        runtime = replace(runtime, app=app_of(job, runtime))
     with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
         if job.board.is_static:
             progress.step("linking the app with the kernels")

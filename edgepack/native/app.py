@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 KIND = "runtime"
 """The folder of the cache, and of a wheel, that holds builds of the app."""
 _APP = "edgepack-run"
+_GPU_APP = "edgepack-run-gpu"
 PARTS = "parts"
 
 
@@ -38,12 +39,14 @@ PARTS = "parts"
 class RuntimeBuild:
     """The app, without symbols, for every board of a triple.
 
-    `licenses` has the licence texts, by name, of all linked code. If the toolchain links
-    statically, `app` is a folder of parts, which `linked_app.link_app` links with a model's
-    kernels to a program. `flags` are the flags of code generation.
+    `gpu_app` is the same with the part that opens a GPU's driver. `licenses` has the licence texts,
+    by name, of all linked code. If the toolchain links statically, where nothing opens a driver,
+    both are a folder of parts, which `linked_app.link_app` links with a model's kernels to a
+    program. `flags` are the flags of code generation.
     """
 
     app: Path
+    gpu_app: Path
     triple: str
     toolchain: Toolchain
     opencv_version: str
@@ -65,9 +68,11 @@ def build_runtime(
     flags = board.runtime_flags[toolchain.kind]
     source = data_file("cpp_runtime") / "app"
     name = runtime_name(board, toolchain)
+    app, gpu_app = _programs(toolchain)
     if made := find_prebuilt(board.triple, KIND, name):
         return RuntimeBuild(
-            app=made / (PARTS if toolchain.is_static else _APP),
+            app=made / app,
+            gpu_app=made / gpu_app,
             triple=toolchain.triple,
             toolchain=toolchain,
             opencv_version=opencv.version,
@@ -86,13 +91,18 @@ def build_runtime(
 
     keep(folder, make)
     return RuntimeBuild(
-        app=folder / (PARTS if toolchain.is_static else _APP),
+        app=folder / app,
+        gpu_app=folder / gpu_app,
         triple=toolchain.triple,
         toolchain=toolchain,
         opencv_version=opencv.version,
         flags=tuple(flags),
         licenses=runtime_licenses(toolchain, source, opencv),
     )
+
+
+def _programs(toolchain: Toolchain) -> tuple[str, str]:
+    return (PARTS, PARTS) if toolchain.is_static else (_APP, _GPU_APP)
 
 
 def runtime_name(board: Board, toolchain: Toolchain) -> str:
@@ -170,9 +180,9 @@ def _compile(
         ],
         what="configuring the runtime app",
     )
-    target = f"{_APP}-parts" if toolchain.is_static else _APP
+    targets = (f"{_APP}-parts",) if toolchain.is_static else (_APP, _GPU_APP)
     toolchain.run(
-        [tool("cmake"), "--build", build, "--target", target, "--parallel", str(jobs())],
+        [tool("cmake"), "--build", build, "--parallel", str(jobs()), "--target", *targets],
         what="building the runtime app",
     )
     if toolchain.is_static:
@@ -181,7 +191,8 @@ def _compile(
             shutil.copy(archive, out / PARTS)
     else:
         # The linker strips: no tool of another architecture is needed.
-        shutil.copy(build / _APP / _APP, out / _APP)
+        for program in targets:
+            shutil.copy(build / _APP / program, out / program)
     shutil.rmtree(build)
 
 

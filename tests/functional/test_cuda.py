@@ -89,7 +89,7 @@ def _run(
     bundle: Path, driver: Path, *more: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     board = get_board("local")
-    app = build_runtime(board, select(board).toolchain).app
+    app = build_runtime(board, select(board).toolchain).gpu_app
     return subprocess.run(
         [str(app), "--bundle", str(bundle), "--input", str(bundle / "in.npy"), *more],
         env={**os.environ, "LD_LIBRARY_PATH": str(driver), **environment},
@@ -322,7 +322,7 @@ def _is_due(bundle: Path, answer: bytes) -> bool:
 @contextlib.contextmanager
 def _serving(bundle: Path, driver: Path, **environment: str) -> Iterator[Served]:
     board = get_board("local")
-    app = build_runtime(board, select(board).toolchain).app
+    app = build_runtime(board, select(board).toolchain).gpu_app
     env = {"LD_LIBRARY_PATH": str(driver), **environment}
     with serving(app, "--bundle", str(bundle), *LIMIT, env=env) as served:
         yield served

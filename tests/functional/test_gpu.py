@@ -659,7 +659,7 @@ def _report_of(
 ) -> dict[str, Any]:
     """What the app says of five runs, with the driver in a folder."""
     board = get_board("local")
-    app = build_runtime(board, select(board).toolchain).app
+    app = build_runtime(board, select(board).toolchain).gpu_app
     words = [app, "--bundle", bundle, "--input", bundle / "in.npy", "--json", "--bench", "5"]
     words += [f"--expected={bundle / name}" for name in due]
     # As this process has opened it.
@@ -773,7 +773,7 @@ def test_a_range_that_comes_at_run_time_is_refused_by_name(opencl: Gpu, tmp_path
 def test_a_damaged_text_of_kernels_is_refused(model: Path, opencl: Gpu, tmp_path: Path) -> None:
     bundle = _bundle(model, opencl, tmp_path)
     board = get_board("local")
-    app = build_runtime(board, select(board).toolchain).app
+    app = build_runtime(board, select(board).toolchain).gpu_app
     (bundle / "model/kernels.cl").write_text("no kernels")
     np.save(tmp_path / "in.npy", np.zeros((1, 3, 33, 29), "float32"))
     words = [app, "--bundle", bundle, "--input", tmp_path / "in.npy"]
@@ -781,6 +781,24 @@ def test_a_damaged_text_of_kernels_is_refused(model: Path, opencl: Gpu, tmp_path
     assert done.returncode == 7
     assert "cannot compile the kernels" in done.stderr
     assert "--compute cpu" in done.stderr
+
+
+def test_a_program_for_the_cpu_has_nothing_of_a_driver(
+    model: Path, opencl: Gpu, tmp_path: Path
+) -> None:
+    """Nor does it take a plan for a GPU: it says why."""
+    board = get_board("local")
+    made = build_runtime(board, select(board).toolchain)
+    on_cpu, on_gpu = made.app.read_bytes(), made.gpu_app.read_bytes()
+    for name in (b"cuModuleLoadData", b"clBuildProgram"):
+        assert name in on_gpu
+        assert name not in on_cpu
+    bundle = _bundle(model, opencl, tmp_path)
+    np.save(tmp_path / "in.npy", np.zeros((1, 3, 33, 29), "float32"))
+    words = [made.app, "--bundle", bundle, "--input", tmp_path / "in.npy"]
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False)
+    assert done.returncode == 5
+    assert "the kernels are for a GPU (opencl), and this program has no part" in done.stderr
 
 
 # NVRTC of this version has packages for no other machines.

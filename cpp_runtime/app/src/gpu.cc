@@ -175,8 +175,4 @@ std::pair<std::size_t, std::string> GpuHealth::failures() const {
   return {all_, why_};
 }
 
-std::shared_ptr<const Gpu> OpenGpu(const GpuModel& model) {
-  return model.graph->gpu.api == "cuda" ? cuda::Open(model) : opencl::Open(model);
-}
-
 }  // namespace edgepack
