@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +53,47 @@ def test_what_is_wrong_is_seen() -> None:
     wrong = [np.asarray(value * 1.001 + 0.01, value.dtype) for value in case.due]
     assert graphs.compared(case, wrong)[0] == "different"
     assert graphs.compared(case, [value.astype("float64") for value in case.due])[0] == "type"
+
+
+def _busy(_task: int) -> None:
+    while True:
+        pass
+
+
+def _idle(_task: int) -> None:
+    time.sleep(600)
+
+
+@pytest.mark.parametrize(
+    ("draw", "limit", "other"),
+    [(_busy, "_CPU_LIMIT_S", "_LIMIT_S"), (_idle, "_LIMIT_S", "_CPU_LIMIT_S")],
+)
+def test_a_graph_may_take_so_much_of_a_cpu_and_of_time(
+    draw: Callable[[int], None], limit: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that waits takes no CPU, one that has none for a while is not stopped."""
+    monkeypatch.setattr(graphs, limit, 1.0)
+    monkeypatch.setattr(graphs, other, 1e6)
+    (made,) = graphs.judge_all([0], draw, workers=1)
+    assert made.why == "it did not end in 1 s" + (" of a CPU" if draw is _busy else "")
+
+
+def test_the_cpu_of_a_process_is_that_of_its_children_too() -> None:
+    burn = "import time\nwhile time.process_time() < 0.5: pass\n"
+    sleep = "import time; print(flush=True); time.sleep(600)"
+    for inner in (
+        f"{burn}{sleep}",
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}]); {sleep}",
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn + sleep!r}])",
+    ):
+        with subprocess.Popen(
+            [sys.executable, "-c", inner], stdout=subprocess.PIPE, start_new_session=True
+        ) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            taken = graphs.cpu_of(process.pid)
+            os.killpg(process.pid, signal.SIGKILL)
+        assert 0.45 <= taken < 60  # in ticks of a clock
 
 
 def _is_plain(case: graphs.Drawn | None) -> bool:

@@ -17,6 +17,7 @@ import itertools
 import json
 import multiprocessing
 import multiprocessing.connection
+import os
 import re
 import sys
 import tempfile
@@ -36,7 +37,10 @@ from tests.fuzz import drawing, sketch
 
 VERDICTS = ("same", "refused", "chosen", "unsteady", "different", "type", "untyped", "none")
 BUGS = ("different", "type", "untyped")
-_LIMIT_S = 300.0
+# What a graph may take of a CPU, and, should it wait for something that does not come, of time: on
+# a busy machine it is long in coming.
+_CPU_LIMIT_S = 300.0
+_LIMIT_S = 3600.0
 WORKERS = 2
 
 
@@ -446,6 +450,19 @@ def _work(pipe: Connection, draw: Callable[[Any], Drawn | None]) -> None:
             pipe.send(judge(case, Path(folder)))
 
 
+def cpu_of(pid: int) -> float:
+    """The seconds of a CPU that a process has taken, and its children; 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        tasks = Path(f"/proc/{pid}/task").glob("*/children")
+        children = [int(child) for task in tasks for child in task.read_text("utf-8").split()]
+    except OSError:
+        return 0.0
+    # Of its own, then of those whose end it has seen (proc_pid_stat(5): utime to cstime).
+    own = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return own + sum(map(cpu_of, children))
+
+
 class _Worker:
     def __init__(self, draw: Callable[[Any], Drawn | None]) -> None:
         context = multiprocessing.get_context("spawn")
@@ -454,12 +471,18 @@ class _Worker:
         self.process.start()
         theirs.close()
         self.task: Any = None
-        self.until = 0.0
+        self.until = self.cpu_until_s = 0.0
         self.is_drawn = False
 
     def give(self, task: Any) -> None:
         self.task, self.until, self.is_drawn = task, time.monotonic() + _LIMIT_S, False
+        self.cpu_until_s = cpu_of(self._pid) + _CPU_LIMIT_S
         self.pipe.send(task)
+
+    @property
+    def _pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
 
     def verdict(self) -> Verdict | None:
         """What became of it; None if that is not known yet. A broken worker has no process."""
@@ -472,8 +495,10 @@ class _Worker:
                 self.is_drawn = True
             if not self.process.is_alive():
                 why = f"the process ended with {self.process.exitcode}"
+            elif cpu_of(self._pid) > self.cpu_until_s:
+                why = f"it did not end in {_CPU_LIMIT_S:g} s of a CPU"
             elif time.monotonic() > self.until:
-                why = "it did not end"
+                why = f"it did not end in {_LIMIT_S:g} s"
             else:
                 return None
         except EOFError:
