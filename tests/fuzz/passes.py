@@ -35,10 +35,12 @@ _MOST = 500
 
 
 class Watch:
-    """What passes made of functions: `ran` counts them, `wrong` says where a result changed."""
+    """What passes made of functions: `ran` counts them, `compared` those that a pass changed,
+    `unread` those of them that nothing is known of; `wrong` says where a result changed."""
 
     def __init__(self) -> None:
         self.ran: Counter[str] = Counter()
+        self.compared = 0
         self.unread: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.random = np.random.default_rng(7)
@@ -76,6 +78,7 @@ class Watch:
             self.unread[f"{type(error).__name__} {str(error)[:60]}"] += 1
             return
         self.ran[step] += 1
+        self.compared += 1
         self.known = [(other, given, got)]
         if not all(map(same_bits, due, got)):
             self.wrong.append(f"{step} changed {name}:\n{one}\n{other}")
@@ -241,6 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"seed {seed}: {text}", flush=True)
     for name, times in sorted(watch.ran.items()):
         print(f"{times:7} {name}")
+    print(f"{watch.compared:7} compared")
     for name, times in sorted(watch.unread.items()):
         print(f"{times:7} not compared: {name}")
     print(f"{tried} models from seed {options.seed}, {len(watch.wrong)} results changed")
