@@ -28,7 +28,7 @@ class Reason:
 @dataclass(frozen=True, kw_only=True)
 class Unsupported:
     """A node that is not compiled: its operator, its own name and attributes as text, and `inside`,
-    the node in whose branch or body it is ("" for the model's own graph)."""
+    the node in whose branch, body or definition it is ("" for the model's own graph)."""
 
     operator: str
     node: str

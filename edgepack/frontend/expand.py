@@ -11,6 +11,7 @@ from edgepack.frontend.lengths import with_checked_lengths
 from edgepack.frontend.microsoft import define_operators
 from edgepack.frontend.narrow import without_narrow
 from edgepack.frontend.operators import OPERATORS, Operator, supported_operators
+from edgepack.frontend.owners import with_owners
 from edgepack.frontend.sequences import with_lengths
 from edgepack.model import infer_shapes, operator_name, opset_of, walk_nodes
 from edgepack.model.index import GraphIndex
@@ -22,6 +23,7 @@ def expand(proto: onnx.ModelProto) -> onnx.ModelProto:
 
     Also nodes whose form TVM gets wrong, and the definition right.
     """
+    original = proto
     if proto.functions:
         proto = of_one_opset(proto)
     proto = with_checked_lengths(without_narrow(proto))
@@ -42,7 +44,8 @@ def expand(proto: onnx.ModelProto) -> onnx.ModelProto:
             else:
                 proto = inlined
         proto = straighten(proto)
-    return with_lengths(proto)
+    proto = with_lengths(proto)
+    return proto if proto is original else with_owners(proto, original)
 
 
 def _needs_definition(node: onnx.NodeProto) -> bool:

@@ -35,16 +35,18 @@ from edgepack.frontend.errors import (
 from edgepack.frontend.expand import expand
 from edgepack.frontend.float16 import widen
 from edgepack.frontend.folding import FoldByNumpy, fold, fold_by_reference
+from edgepack.frontend.inlining import positions_of
 from edgepack.frontend.integer_recognition import Recognition, with_integers
 from edgepack.frontend.load import CheckedModel
 from edgepack.frontend.narrow_floats import check_narrow_floats
 from edgepack.frontend.operators import OPERATORS, Operator, check_operators
 from edgepack.frontend.origin import mark, origin_of
+from edgepack.frontend.owners import place_of, title_of
 from edgepack.frontend.scattering import with_parts, with_windows
 from edgepack.frontend.volumes import with_images
 from edgepack.kernels.tiles.cpu import CpuModel, nearest_model
 from edgepack.kernels.value import Origin
-from edgepack.model import LoadedModel, infer_shapes, operator_name, opset_of
+from edgepack.model import LoadedModel, infer_shapes, opset_of
 from edgepack.model.errors import DynamicShapeError
 
 log = logging.getLogger(__name__)
@@ -245,13 +247,13 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             name=name.removesuffix(_FUSED),
             result=results[0] if len(results) == 1 else "",
         )
-        apart.at(f"importing {op_name} '{name}'")
+        apart.at(f"importing {op_name} '{name}'{place_of(self.node)}")
         if op_name in (REPEAT, CHOOSE):
             return self._block(op_name, attrs["body"].decode(), inputs)
         by_tvm = super()._convert_operator
         own = OPERATORS.get(op_name, Operator()).convert
         node = Node(
-            title=one_line(f"{op_name} '{name}'"),
+            title=self._title(op_name, name),
             inputs=inputs,
             attributes=attrs,
             opset=opset,
@@ -272,6 +274,12 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         # A variable: two conversions that read a call each bind it to one of their own otherwise,
         # and it is computed twice.
         return self.bb.emit(made)
+
+    def _title(self, op_name: str, name: str) -> str:
+        """What messages call the node that is being converted."""
+        plain = one_line(f"{op_name} '{name}'")
+        is_named = positions_of(plain)[0] != plain  # by what it is part of
+        return plain if is_named else plain + one_line(place_of(self.node))
 
     def _block(self, op_name: str, key: str, inputs: Sequence[relax.Expr]) -> relax.Expr:
         """A call of a block; its results are as those of its body."""
@@ -312,7 +320,7 @@ def refusal_of(path: Path, node: onnx.NodeProto, why: str = "") -> ImportModelEr
     """The error for a node whose operator is known, and whose form is not."""
     attributes = ", ".join(onnx.helper.printable_attribute(item) for item in node.attribute)
     return ImportModelError(
-        f"{path}: {operator_name(node)} '{node.name}' cannot be compiled in this form: "
+        f"{path}: {title_of(node)} cannot be compiled in this form: "
         + (why or f"{len(node.input)} inputs, {attributes or 'no attributes'}"),
         hint="check that the operator may have it; else export the model with another form of it",
     )
@@ -344,7 +352,6 @@ def _check_static(model: LoadedModel, proto: onnx.ModelProto) -> None:
         is_first = all(name in known for name in node.input if name)
         if unknown and is_first and node.domain in ("", "ai.onnx"):
             raise DynamicShapeError(
-                f"{model.path}: the shape of '{unknown[0]}' ({node.op_type} '{node.name}') "
-                "depends on the data",
+                f"{model.path}: the shape of '{unknown[0]}' ({title_of(node)}) depends on the data",
                 hint=DATA_SHAPE_HINT,
             )

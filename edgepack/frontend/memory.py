@@ -10,7 +10,8 @@ from typing import Any
 
 from edgepack.boards import Board
 from edgepack.frontend.errors import BoardMemoryError, FoldingBudgetError
-from edgepack.model import TensorInfo, dtype_name, infer_shapes, operator_name, tensor_info
+from edgepack.frontend.owners import title_of
+from edgepack.model import TensorInfo, dtype_name, infer_shapes, tensor_info
 from edgepack.model.index import GraphIndex
 from edgepack.model.structure import subgraphs
 
@@ -41,7 +42,7 @@ def check_before(path: Path, expanded: Any, board: Board) -> None:
         size, node = _bytes(info), makers.get(info.name)
         if size > board.memory_mb * _MB and node is not None and info.name not in constant:
             raise BoardMemoryError(
-                f"{path}: the result of {operator_name(node)} '{node.name}', "
+                f"{path}: the result of {title_of(node)}, "
                 f"{info.dtype} {_by(info.shape)}, alone is {_mb(size)}, "
                 f"but {board.name} has {board.memory_mb} MB",
                 hint=_SMALLER,
@@ -96,7 +97,7 @@ def check_folding(path: Path, proto: Any, size_bytes: int) -> None:
             node = makers[info.name]
             raise FoldingBudgetError(
                 f"{path}: constants that are computed beforehand take more than {_mb(budget)}: "
-                f"{operator_name(node)} '{node.name}' makes {info.dtype} {_by(info.shape)}",
+                f"{title_of(node)} makes {info.dtype} {_by(info.shape)}",
                 hint="compute it in the application, make it smaller or, if it is right, give the "
                 "compiler eight times its memory: --compile-memory-mb MB",
             )

@@ -13,8 +13,9 @@ from tvm import relax, te, tirx
 from edgepack.frontend import conversions
 from edgepack.frontend.conversions import Node
 from edgepack.frontend.errors import ImportModelError
+from edgepack.frontend.owners import title_of
 from edgepack.kernels.tiles import tir
-from edgepack.model import infer_shapes, operator_name, walk_nodes
+from edgepack.model import infer_shapes, walk_nodes
 from edgepack.model.index import GraphIndex
 
 
@@ -139,7 +140,7 @@ def check_narrow_floats(path: Path, proto: onnx.ModelProto) -> None:
         found = next((types[name] for name in names if types.get(name) in FLOAT8), None)
         if found is not None and node.op_type not in _MOVES:
             raise ImportModelError(
-                f"{path}: {operator_name(node)} '{node.name}' works on {_name(found)}, to which "
+                f"{path}: {title_of(node)} works on {_name(found)}, to which "
                 "and from which only casts are compiled",
                 hint="export the model without float8",
             )

@@ -36,6 +36,7 @@ from edgepack.frontend import (
 )
 from edgepack.frontend.errors import Reason, Unsupported, UnsupportedOperatorError
 from edgepack.frontend.forms import Context, attribute
+from edgepack.frontend.owners import name_of, owner_of
 from edgepack.frontend.selection import DOMAIN
 from edgepack.model import operator_name
 from edgepack.model.structure import subgraphs
@@ -393,13 +394,13 @@ def _unsupported(graph: onnx.GraphProto, context: Context, inside: str) -> Itera
     for node in graph.node:
         constant = not inside and context.is_constant(node)
         refusal = None if constant else _refusal(node, context) or _of_type(node, context)
-        name = node.name or next(filter(None, node.output), "")
+        name = name_of(node)
         if refusal:
             yield Unsupported(
                 operator=operator_name(node),
                 node=name,
                 attributes=", ".join(map(_attribute_text, node.attribute)),
-                inside=inside,
+                inside=inside or owner_of(node),
                 why=refusal.why,
                 instead=refusal.instead,
             )

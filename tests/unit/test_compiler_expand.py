@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from edgepack.frontend import control
-from edgepack.frontend.errors import ImportModelError
+from edgepack.frontend.errors import ImportModelError, UnsupportedOperatorError
 from edgepack.frontend.expand import expand
 from edgepack.frontend.folding import (
     NEWEST_OPSET,
@@ -21,6 +21,7 @@ from edgepack.frontend.folding import (
 )
 from edgepack.frontend.importer import import_model
 from edgepack.frontend.load import load_model
+from edgepack.frontend.owners import owner_of
 from edgepack.model import ModelSpec, walk_nodes
 from tests.bodies import Body, graph
 from tests.onnx_models import Builder
@@ -331,3 +332,65 @@ def test_lengths_that_are_constant_are_compared_too(
         run(onnx.load(path), feeds)
     with pytest.raises(ImportModelError, match=f"'nonpad_kv_seqlen' has {length}, which is"):
         import_model(load_model(ModelSpec(path=path)))
+
+
+# ---------------------------------------------------------------- what messages name
+
+_FUNCTION = """<ir_version: 8, opset_import: ["" : 17, "my" : 1]>
+g (float[2,3,4] x, int64[2] at) => ({result} y) {{
+  a = Relu(x)
+  [mine] y = my.outer(a, at)
+}}
+<domain: "my", opset_import: ["" : 17, "my" : 1]> outer (x, at) => (y) {{
+  b = Neg(x)
+  y = my.inner(b, at)
+}}
+<domain: "my", opset_import: ["" : 17]> inner (x, at) => (y) {{ {nodes} }}"""
+
+
+def _of_function(nodes: str, folder: Path, result: str = "float[2,3,4]") -> ModelSpec:
+    path = folder / "model.onnx"
+    onnx.save(onnx.parser.parse_model(_FUNCTION.format(nodes=nodes, result=result)), path)
+    return ModelSpec(path=path)
+
+
+def test_a_node_of_a_function_that_cannot_be_compiled_is_named_with_the_users(
+    tmp_path: Path,
+) -> None:
+    nodes = "yes = Constant<value = bool {1}>() half = Constant<value_float = 0.5>() "
+    spec = _of_function(nodes + "y, mask = Dropout(x, half, yes)", tmp_path)
+    with pytest.raises(UnsupportedOperatorError, match=r"in my::outer 'mine'") as caught:
+        load_model(spec)
+    assert [(node.operator, node.inside) for node in caught.value.nodes] == [
+        ("Dropout", "my::outer 'mine'")
+    ]
+
+
+def test_so_is_one_of_onnx_s_definition(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[2,3] x) => (float[2,3] y) { a = Relu(x)  [mine] b = Bernoulli(a)  y = Neg(b) }"""
+    onnx.save(onnx.parser.parse_model(text), path)
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        load_model(ModelSpec(path=path))
+    assert [node.inside for node in caught.value.nodes] == ["Bernoulli 'mine'"]
+    first, *inner, last = expand(onnx.load(path)).graph.node
+    assert {owner_of(node) for node in inner} == {"Bernoulli 'mine'"}
+    assert [(node.op_type, owner_of(node)) for node in (first, last)] == [("Relu", ""), ("Neg", "")]
+
+
+def test_so_is_one_whose_size_depends_on_the_data(tmp_path: Path) -> None:
+    nodes = "z = NonZero(x) row = Constant<value_ints = [-1]>() y = Reshape(z, row)"
+    spec = _of_function(nodes, tmp_path, "int64[n]")
+    with pytest.raises(ImportModelError, match=r"Reshape 'y', in my::outer 'mine' cannot be"):
+        import_model(load_model(spec))
+
+
+def test_so_is_one_with_a_position_of_another_one_s(tmp_path: Path) -> None:
+    """What it says at run time stands in its kernel; the model's own nodes are in nothing."""
+    spec = _of_function("y = Gather<axis = 1>(x, at)", tmp_path, "float[2,2,4]")
+    text = import_model(load_model(spec)).script()
+    assert "Gather 'y', in my::outer 'mine'" in text
+    assert "Relu" not in {
+        node.op_type for node in load_model(spec).expanded.graph.node if owner_of(node)
+    }

@@ -30,8 +30,8 @@ from edgepack.frontend.bounded.size import Size
 from edgepack.frontend.bounded.sources import SOURCES
 from edgepack.frontend.bounded.values import as_array, evaluate
 from edgepack.frontend.errors import DataSizeError, UnsupportedFormError
+from edgepack.frontend.owners import title_of
 from edgepack.frontend.selection import DOMAIN
-from edgepack.model import operator_name
 from edgepack.model.structure import subgraphs
 
 
@@ -52,8 +52,7 @@ def fix_sizes(path: Path, proto: onnx.ModelProto) -> tuple[onnx.ModelProto, tupl
             _add(graph, copy)
         except UnsupportedFormError as error:
             raise DataSizeError(
-                f"{path}: {operator_name(node)} '{node.name or node.output[0]}' cannot be "
-                f"compiled: {error}",
+                f"{path}: {title_of(node)} cannot be compiled: {error}",
                 hint=_way_out(node),
             ) from error
     return _finished(graph, proto)
