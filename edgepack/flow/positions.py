@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edgepack.model import LoadedModel, TensorInfo, infer_shapes, operator_name, tensor_info
+from edgepack.model import (
+    LoadedModel,
+    TensorInfo,
+    infer_shapes,
+    operator_name,
+    opset_of,
+    tensor_info,
+    walk_nodes,
+)
 from edgepack.model.index import GraphIndex
+from edgepack.model.structure import subgraphs
 
 # The least and the largest position, both included; None where any number may be.
 Limits = tuple[int, int] | None
@@ -23,13 +32,15 @@ class PositionUse:
     """What an input is read for: positions that the node `title` knows as its input `known`.
 
     `limits` are those of each place in the last axis, or the only ones. `is_needed` says whether an
-    output has to be computed with what is found there.
+    output has to be computed with what is found there. `changes` says that a loop has these
+    positions in its first turn only.
     """
 
     title: str
     known: str
     limits: tuple[Limits, ...]
     is_needed: bool
+    changes: bool = False
 
     def each(self, size: int) -> list[Limits]:
         """The limits of `size` elements, in their order."""
@@ -37,9 +48,12 @@ class PositionUse:
 
 
 def position_ranges(model: LoadedModel) -> dict[str, tuple[int, int]]:
-    """The least and the largest position that inputs may hold, of those that hold nothing else."""
+    """The least and the largest position that inputs may hold, of those that hold nothing else,
+    and that no loop counts on from."""
     ranges = {}
     for name, uses in position_uses(model).items():
+        if any(use.changes for use in uses):
+            continue
         found = [limits for use in uses for limits in use.limits]
         known = [limits for limits in found if limits is not None]
         if len(known) == len(found):
@@ -49,7 +63,7 @@ def position_ranges(model: LoadedModel) -> dict[str, tuple[int, int]]:
 
 def position_uses(model: LoadedModel) -> dict[str, list[PositionUse]]:
     """What inputs are read for, of those that hold positions or lengths."""
-    operators = {operator_name(node) for node in model.proto.graph.node}
+    operators = {operator_name(node) for node in walk_nodes(model.proto.graph)}
     if operators.isdisjoint(_POSITIONS):
         return {}
     may_be_float = not operators.isdisjoint(_OF_FLOATS)
@@ -57,10 +71,8 @@ def position_uses(model: LoadedModel) -> dict[str, list[PositionUse]]:
     if not inputs:
         return {}
     graph = infer_shapes(model.proto).graph
-    shapes = {name: tensor_info(value).shape for name, value in GraphIndex(graph).infos.items()}
-    shapes |= {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
-    needed = _needed(model.proto.graph)
-    uses = {name: list(_uses(model, name, shapes, needed)) for name in inputs}
+    whole = _Around(graph, opset_of(model.proto), model.proto.graph.initializer)
+    uses = {name: list(_uses(whole, {name: _Held()})) for name in inputs}
     return {name: found for name, found in uses.items() if found}
 
 
@@ -101,29 +113,101 @@ _SAME = frozenset(
 _REORDERED = frozenset(("Transpose", "Expand"))
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Held:
+    """That a tensor holds an input's values: in their order or not, and, of a state of a loop that
+    a turn makes anew, in the first turn only."""
+
+    ordered: bool = True
+    changes: bool = False
+
+
+class _Around:
+    """A graph, with what is known of the tensors that it sees, also of the graph around it."""
+
+    def __init__(
+        self, graph: Any, opset: int, weights: Sequence[Any], outer: _Around | None = None
+    ) -> None:
+        self.graph, self.opset = graph, opset
+        self.needed = _needed(graph)
+        self.shapes: dict[str, Sequence[Any]] = {} if outer is None else dict(outer.shapes)
+        infos = GraphIndex(graph).infos
+        self.shapes |= {name: tensor_info(value).shape for name, value in infos.items()}
+        self.shapes |= {tensor.name: tuple(tensor.dims) for tensor in weights}
+
+
 def _uses(
-    model: LoadedModel, name: str, shapes: Mapping[str, Sequence[Any]], needed: frozenset[str]
+    around: _Around, held: Mapping[str, _Held], *, is_needed: bool = True
 ) -> Iterator[PositionUse]:
-    """What an input's values are used for."""
-    names = {name: True}  # by tensors with the same values: whether they are in the same order
-    for node in model.proto.graph.node:
+    """What the values of an input are used for, which tensors of a graph hold: in the bodies of its
+    nodes, too. What a body needs is read if the body runs."""
+    names = dict(held)
+    for node in around.graph.node:
         if node.op_type in _SAME and node.input and node.input[0] in names:
-            ordered = names[node.input[0]] and node.op_type not in _REORDERED
-            names.update(dict.fromkeys(node.output, ordered))
+            given = names[node.input[0]]
+            ordered = given.ordered and node.op_type not in _REORDERED
+            names.update(dict.fromkeys(node.output, replace(given, ordered=ordered)))
+        needed = is_needed and not around.needed.isdisjoint(node.output)
         for place, known, find in _POSITIONS.get(operator_name(node), ()):
             if len(node.input) <= place or node.input[place] not in names:
                 continue
-            limits = find(_Read(node, shapes))
+            given, limits = names[node.input[place]], find(_Read(node, around.shapes))
+            if limits and not given.ordered and len(limits) > 1:
+                limits = _all_in_one(limits)
             if not limits:
                 continue
-            if not names[node.input[place]] and len(limits) > 1:
-                limits = _all_in_one(limits)
             yield PositionUse(
                 title=f"{operator_name(node)} '{node.name or node.output[0]}'",
                 known=known,
                 limits=tuple(limits),
-                is_needed=not needed.isdisjoint(node.output),
+                is_needed=needed,
+                changes=given.changes,
             )
+        for body in subgraphs(node):
+            inner = _held_inside(node, body, names, around.opset)
+            if inner:
+                yield from _uses(
+                    _Around(body, around.opset, body.initializer, around), inner, is_needed=needed
+                )
+
+
+def _held_inside(node: Any, body: Any, names: Mapping[str, _Held], opset: int) -> dict[str, _Held]:
+    """What a body sees of an input: by the names of the graph around it, and as what it is given.
+
+    A Scan is given a part of what it goes over in each turn.
+    """
+    formal = [value.name for value in body.input]
+    inner = {name: held for name, held in names.items() if name not in formal}
+    if node.op_type == "Loop":
+        # Behind the number of turns and the condition, both in the node and the body.
+        first, states = 2, len(formal) - 2
+    elif node.op_type == "Scan" and opset >= _SCAN_WITHOUT_LENGTHS:
+        scanned = next((item.i for item in node.attribute if item.name == "num_scan_inputs"), 0)
+        first, states = 0, len(formal) - scanned
+    else:
+        return inner
+    results = [value.name for value in body.output][1 if node.op_type == "Loop" else 0 :]
+    makers = {name: made for made in body.node for name in made.output}
+    for at, (given, name) in enumerate(zip(node.input[first:], formal[first:], strict=False)):
+        if (held := names.get(given)) is None:
+            continue
+        if at >= states:
+            inner[name] = replace(held, ordered=False)
+        else:
+            is_kept = at < len(results) and _is_kept(name, results[at], makers)
+            inner[name] = replace(held, changes=held.changes or not is_kept)
+    return inner
+
+
+# The opset from which on a Scan's first input is no longer the lengths of sequences.
+_SCAN_WITHOUT_LENGTHS = 9
+
+
+def _is_kept(name: str, result: str, makers: Mapping[str, Any]) -> bool:
+    """Whether a state is, behind a turn, what it was."""
+    while result != name and result in makers and makers[result].op_type == "Identity":
+        result = makers[result].input[0]
+    return result == name
 
 
 def _all_in_one(limits: Sequence[Limits]) -> list[Limits]:
@@ -135,7 +219,7 @@ def _all_in_one(limits: Sequence[Limits]) -> list[Limits]:
 
 def _needed(graph: Any) -> frozenset[str]:
     """The tensors whose values an output is computed with: not those of which only the shape is
-    asked for, and not what a branch or a loop reads, which may never run."""
+    asked for."""
     needed = {value.name for value in graph.output}
     for node in reversed(graph.node):
         if needed.intersection(node.output) and node.op_type not in ("Shape", "Size"):

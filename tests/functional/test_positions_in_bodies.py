@@ -15,9 +15,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgepack.boards import get_board
 from edgepack.compiler import compile_model
-from edgepack.model import ModelSpec
+from edgepack.flow.adversarial import BOUNDS, PAST, odd_cases
+from edgepack.flow.positions import position_ranges, position_uses
+from edgepack.model import ModelSpec, read_model
 from edgepack.native.toolchain import select
+from tests.bodies import Body
 from tests.functional.test_positions import IDS, OUTSIDE, TARGETS, due
+from tests.onnx_models import Builder
 from tests.plan_on_arm import build_program, outputs_of, prepare, run_program
 from tests.run_time_positions import CASES, Positions
 from tests.support import require_tool
@@ -152,6 +156,75 @@ def check(case: Positions, kind: str, board_name: str, cpu: str, work: Path, wro
 def test_positions_inside_of_a_body(kind: str, tmp_path: Path) -> None:
     for case in SHORT:
         check(case, kind, "local", "", tmp_path / case.name, 4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", ABLE, ids=[case.name for case in ABLE])
+def test_odd_inputs_are_at_the_positions_of_bodies(
+    case: Positions, kind: str, tmp_path: Path
+) -> None:
+    """Those that `package` tries: at the bounds and one past them, which are those outside of a
+    body; a Scan's are told of all elements alike."""
+    alone = due(case)
+    assert alone is not None
+    made = inside(case, kind, alone)
+    onnx.save(made.model, tmp_path / "model.onnx")
+    model = read_model(ModelSpec(path=tmp_path / "model.onnx"))
+    uses = position_uses(model)
+    if case.operator == "MaxRoiPool" and kind == "Scan":
+        assert uses == {}  # the first of five numbers, the others of which are any
+        return
+    (use,) = uses[made.position_input]
+    assert (use.known, use.is_needed, use.changes) == (case.known, True, False)
+    values = made.given[made.position_input]
+    at = int(np.ravel_multi_index(case.at, case.inputs[case.input].shape))
+    low, high = use.each(values.size)[at] or (0, 0)
+    least = max(1, case.low or 0) if case.known == "sequence_lens" else case.low
+    if kind == "Scan" and len(use.limits) == 1:
+        # Of axes that are shorter than this one, no more.
+        assert (least or 0) <= low <= high <= case.high
+    else:
+        assert (low, high) == (least, case.high)
+    cases = odd_cases(model, list(made.given.values()))
+    number = list(made.given).index(made.position_input)
+    for name, past in ((BOUNDS, 0), (PAST, 1)):
+        assert cases[name][number].reshape(-1)[at] in (low - past, high + past)
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_a_state_of_a_loop_is_a_position_in_its_first_turn(counts: bool, tmp_path: Path) -> None:
+    """Where turns count on from it, a number that is drawn for it may be no position later."""
+    body = Body()
+    body.op("Identity", "going", outputs=["goes"])
+    body.op("Gather", "table", "at", axis=0, outputs=["row"])
+    body.op(
+        *(("Add", "at", body.const([1], "int64")) if counts else ("Identity", "at")),
+        outputs=["next"],
+    )
+    inner = body.model(
+        {"turn": [], "going": [], "at": [1]},
+        {"goes": [], "next": [1], "row": [1, 3]},
+        dict.fromkeys(("turn", "at", "next"), TensorProto.INT64)
+        | dict.fromkeys(("going", "goes"), TensorProto.BOOL),
+    ).graph
+    b = Builder()
+    b.weights.append(numpy_helper.from_array(np.arange(21, dtype="float32").reshape(7, 3), "table"))
+    kept = b.op("Reshape", "first", b.const([1], "int64"))
+    b.op("Loop", b.const(2, "int64"), "", kept, outputs=["last", "rows"], body=inner)
+    whole = {"first": TensorProto.INT64, "last": TensorProto.INT64}
+    onnx.save(
+        b.model({"first": []}, {"last": [1], "rows": [2, 1, 3]}, whole), tmp_path / "model.onnx"
+    )
+    model = read_model(ModelSpec(path=tmp_path / "model.onnx"))
+    (use,) = position_uses(model)["first"]
+    assert (use.limits, use.is_needed, use.changes) == (((-7, 6),), True, counts)
+    assert position_ranges(model) == ({} if counts else {"first": (-7, 6)})
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    odd = odd_cases(model, [np.array(0)])
+    with pytest.raises(Exception, match=r"out of|bounds|index"):
+        session.run(None, {"first": odd[PAST][0]})
+    if not counts:
+        session.run(None, {"first": odd[BOUNDS][0]})
 
 
 @pytest.mark.slow
