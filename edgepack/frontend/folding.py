@@ -279,9 +279,16 @@ def _fold_once(proto: onnx.ModelProto) -> bool:
     outputs = {value.name for value in graph.output}
     left, found = [], False
     for node in graph.node:
-        made = None
-        if not outputs & set(node.output):
-            made = value_of_shape(node, shapes) or compute_node(node, known, proto)
+        is_output = bool(outputs & set(node.output))
+        made = value_of_shape(node, shapes)
+        if made and is_output:
+            # An output is made by a node; TVM would have a shape there, which is no tensor.
+            name = made[0].name
+            left.append(onnx.helper.make_node("Constant", [], [name], node.name, value=made[0]))
+            known[name], found = made[0], True
+            continue
+        if made is None and not is_output:
+            made = compute_node(node, known, proto)
         if made is None:
             left.append(node)
             continue

@@ -82,6 +82,21 @@ def test_what_numpy_may_see_otherwise_is_left(call: relax.Expr) -> None:
 # ------------------------------------------------ large weights
 
 
+def test_a_shape_that_is_an_output_becomes_a_constant() -> None:
+    """Also where onnxruntime lacks an operator, and does not fold."""
+    net = Builder()
+    net.op("Shape", "x", outputs=["shape"])
+    net.op("Add", "shape", net.const([1, 1, 1], "int64"), outputs=["more"])
+    types = {"shape": TensorProto.INT64, "more": TensorProto.INT64}
+    folded = folding.fold_by_reference(
+        net.model({"x": (2, 3, 5)}, {"shape": [3], "more": [3]}, types)
+    )
+    first, second = folded.graph.node
+    assert (first.op_type, list(first.output)) == ("Constant", ["shape"])
+    assert numpy_helper.to_array(first.attribute[0].t).tolist() == [2, 3, 5]
+    assert second.op_type == "Add"
+
+
 def _with_large_weights(net: Builder) -> dict[str, str]:
     """Weights in every place where one may be; onnxruntime reads some, and others it need not."""
     shared = net.weight(64, 1024)
