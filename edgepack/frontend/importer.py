@@ -247,6 +247,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             name=name.removesuffix(_FUSED),
             result=results[0] if len(results) == 1 else "",
         )
+        attrs = {**_defaults_of(op_name, opset, inputs), **attrs}
         apart.at(f"importing {op_name} '{name}'{place_of(self.node)}")
         if op_name in (REPEAT, CHOOSE):
             return self._block(op_name, attrs["body"].decode(), inputs)
@@ -310,6 +311,22 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         if len(types) == 1:
             return [made]
         return [self.bb.emit(relax.TupleGetItem(made, i)) for i in range(len(types))]
+
+
+def _defaults_of(op_name: str, opset: int, inputs: Sequence[relax.Expr]) -> dict[str, float]:
+    """The attributes that an operator has if a node has none, as ONNX has them: numbers of float32,
+    which those of float64 differ from. A Clip without bounds has none."""
+    kinds = {str(getattr(getattr(value, "ty", None), "dtype", "")) for value in inputs}
+    if op_name == "Clip" or "float64" not in kinds or not onnx.defs.has(op_name):
+        return {}
+    try:
+        schema = onnx.defs.get_schema(op_name, opset)
+    except onnx.defs.SchemaError:
+        return {}
+    defaults = {name: item.default_value for name, item in schema.attributes.items()}
+    return {
+        name: value.f for name, value in defaults.items() if value.type == onnx.AttributeProto.FLOAT
+    }
 
 
 def _is_atom(value: relax.Expr) -> bool:

@@ -16,6 +16,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from edgepack.base.errors import ModelError
 from edgepack.boards import get_board
 from edgepack.compiler import compile_model
 from edgepack.flow.reference import model_outputs
@@ -576,6 +577,34 @@ def test_integers_in_other_steps_behind_a_layer(tmp_path: Path) -> None:
     case = graphs.Drawn(name="steps", model=model, given=[pixels], due=due)
     made = graphs.judge(case, tmp_path)
     assert made.verdict == "same", made.why
+
+
+def test_default_numbers_of_float64_are_onnx_s_of_float32(tmp_path: Path) -> None:
+    """Attributes are float32: an alpha of 0.2 is 0.200000003."""
+    s = sketch.Sketch(0, 17)
+    x = s.input(np.array([-1.5, -0.7, 0.3, 1.1, 2.2]))
+    for operator in ("HardSigmoid", "LeakyRelu", "Selu"):
+        s.op(operator, x)
+    real, (alpha, gamma) = s.values[x], np.float32([1.67326319217681884765625, 1.0507010221481323])
+    due = [
+        np.clip(real * float(np.float32(0.2)) + 0.5, 0, 1),
+        np.where(real < 0, real * float(np.float32(0.01)), real),
+        float(gamma) * np.where(real < 0, float(alpha) * np.expm1(real), real),
+    ]
+    for made, wanted in zip(_outputs(s.model(), s.data(), tmp_path), due, strict=True):
+        np.testing.assert_allclose(made, wanted, rtol=1e-14)
+
+
+def test_what_is_left_in_bfloat16_is_refused_by_name(tmp_path: Path) -> None:
+    s = sketch.Sketch(0, 16)
+    narrow = [
+        s.op("Cast", s.input(np.array(row, "float32")), to=TensorProto.BFLOAT16)[0]
+        for row in ([1, 2], [3, -4])
+    ]
+    (soft,) = s.op("Softmax", *s.op("Max", *narrow))
+    s.op("Cast", soft, to=TensorProto.FLOAT)
+    with pytest.raises(ModelError, match=r"(Max|Softmax)_\d' works on bfloat16"):
+        _outputs(s.model(), s.data(), tmp_path)
 
 
 # ---------------------------------------------------------------- 4 bits, old opsets, functions

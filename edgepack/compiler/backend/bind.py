@@ -29,10 +29,34 @@ from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.backend.share import put_results, reuse_arguments
 from edgepack.frontend import storage
 from edgepack.frontend.bound import Bound
+from edgepack.frontend.owners import title_of
 from edgepack.kernels.tiles import tir
-from edgepack.model import LoadedModel, TensorInfo
+from edgepack.model import (
+    DTYPES,
+    LoadedModel,
+    TensorInfo,
+    infer_shapes,
+    tensor_info,
+    walk_nodes,
+)
 from edgepack.model.errors import StateError
+from edgepack.model.index import GraphIndex
 from edgepack.model.states import check_state
+
+
+def _no_kernel_has(model: LoadedModel, kind: str) -> PlanError:
+    """The error for a tensor of a type that no kernel writes: it names the first operator, but for
+    casts, that makes one. (What is fused into a kernel is in no node's name.)"""
+    graph = infer_shapes(model.proto).graph
+    kinds = {name: tensor_info(info).dtype for name, info in GraphIndex(graph).infos.items()}
+    made = [node for node in walk_nodes(graph) if kind in map(kinds.get, node.output)]
+    made.sort(key=lambda node: node.op_type == "Cast")
+    where = title_of(made[0]) if made else "an operator"
+    return PlanError(
+        f"{model.path}: {where} works on {kind}, of which only results of casts are compiled, and "
+        "what is fused with them",
+        hint="cast to float32 or float16 around it",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +194,9 @@ class _Binder:
     ) -> int | tuple[int, ...]:
         inputs = [self.one(arg) for arg in call.args[1]]
         types = list(call.ty.fields) if isinstance(call.ty, relax.TupleType) else [call.ty]
+        for kind in (str(ty.dtype) for ty in types):
+            if kind not in DTYPES:
+                raise _no_kernel_has(self.model, kind)
         outputs = [self.draft.new_value(ty) for ty in types]
         scratch = [
             self.draft.new_tensor(dtype, shape)
