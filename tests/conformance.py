@@ -18,8 +18,10 @@ again: a run that was stopped goes on. It is for one state of the compiler.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import multiprocessing
+import pkgutil
 import random
 import sys
 import tempfile
@@ -129,12 +131,13 @@ class Verdict:
 # ---------------------------------------------------------------- the tests
 
 
-def cases() -> tuple[list[Case], dict[str, str]]:
-    """Those that make sense at inference, and why each of the others does not, by name."""
+def cases(operators: Sequence[str] = ()) -> tuple[list[Case], dict[str, str]]:
+    """Those that make sense at inference, and why each of the others does not, by name; or only
+    the node tests of some operators, which takes less time to make."""
     made: list[Case] = []
     excluded: dict[str, str] = {}
     parameters: dict[str, set[str]] = {}
-    for test in _tests():
+    for test in _tests_of(operators) if operators else _tests():
         model = test.model or onnx.load(Path(test.model_dir) / "model.onnx")
         reason = _excluded(test.name, model)
         data = list(test.data_sets or _stored(model, Path(test.model_dir)))
@@ -161,6 +164,20 @@ def _tests() -> Iterator[Any]:
     for kind in ("simple", "pytorch-operator", "pytorch-converted"):
         yield from load_model_tests(kind=kind)
     yield from _light_tests()
+
+
+def _tests_of(operators: Sequence[str]) -> Iterator[Any]:
+    """Those of nodes that have a file of the operator's name: importing it makes them."""
+    from onnx.backend.test.case import node
+
+    files = {item.name.replace("_", ""): item.name for item in pkgutil.iter_modules(node.__path__)}
+    for operator in operators:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module(f"{node.__name__}.{files[operator.lower()]}")
+        for test in node._NodeTestCases:
+            if [one.op_type for one in test.model.graph.node] == [operator]:
+                yield test
 
 
 def _light_tests() -> Iterator[Any]:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from tests.fuzz.sketch import (
     ALL,
+    FLOAT8,
     FLOATS,
+    FOUR_BITS,
     INTEGERS,
     NUMBERS,
     SIGNED,
     UNSIGNED,
     InvalidNodeError,
     Sketch,
+    dtype_of,
 )
 
 Draw = Callable[[Sketch], Any]
@@ -50,6 +53,7 @@ def draw_graph(seed: int, nodes: int | None = None, only: str = "") -> Sketch:
     sketch = Sketch(
         seed, int(random.integers(7, 29)) if random.random() < 0.6 else int(random.integers(11, 22))
     )
+    sketch.odd = sketch.chance(0.3)
     wanted = nodes or int(random.choice([1, 1, 2, 3, 4, 6, 9]))
     families = [name for name in (*DRAWS, *_OFTEN) if only in name]
     if sketch.chance(0.5):  # some graphs are of one type
@@ -914,7 +918,8 @@ def _sample(s: Sketch) -> Any:
     if s.opset < 16:
         raise InvalidNodeError
     grid = s.input(
-        np.asarray(s.random.uniform(-1.2, 1.2, (n, s.size(1, 4), s.size(1, 4), 2)), "float32")
+        np.asarray(s.random.uniform(-1.2, 1.2, (n, s.size(1, 4), s.size(1, 4), 2)), "float32"),
+        plain=True,
     )
     modes = ("bilinear", "nearest", "bicubic") if s.opset < 20 else ("linear", "nearest", "cubic")
     return s.op(
@@ -986,8 +991,8 @@ def _quantize(s: Sketch) -> Any:
     narrow = ["uint8", "int8"]
     if s.opset >= 21:
         narrow += ["int16", "uint16", "int4", "uint4"]
-    if s.opset >= 19 and s.chance(0.1):
-        narrow = ["float8_e4m3fn", "float8_e5m2"]
+    if s.opset >= 19 and s.chance(0.2):
+        narrow = [*FLOAT8, *(["float4_e2m1fn"] if s.opset >= 23 else [])]
     to = s.one_of(*narrow)
     form = (
         s.one_of("tensor", "tensor", "axis", "block")
@@ -1008,12 +1013,10 @@ def _quantize(s: Sketch) -> Any:
     scale = s.const(np.asarray(s.random.uniform(0.02, 0.3, of), kind))
     zero = []
     if to != "uint8" or s.chance(0.8):
-        import ml_dtypes
-
-        dtype = np.dtype(getattr(ml_dtypes, to, to))
+        dtype = dtype_of(to)
         low, high = (
             (0, 1)
-            if "float8" in to
+            if "float" in to
             else (0, 16)
             if to == "uint4"
             else (-8, 8)
@@ -1023,7 +1026,8 @@ def _quantize(s: Sketch) -> Any:
             else (-50, 50)
         )
         zero = [s.const(s.random.integers(low, high, of).astype(dtype))]
-    (q,) = s.op("QuantizeLinear", x, scale, *zero, **more)
+    saturate = s.one_of(None, 0, 1) if to in FLOAT8 else None
+    (q,) = s.op("QuantizeLinear", x, scale, *zero, saturate=saturate, **more)
     if s.chance(0.7) or to not in ALL:
         return s.op("DequantizeLinear", q, scale, *zero, **more)
     return [q]
@@ -1031,15 +1035,16 @@ def _quantize(s: Sketch) -> Any:
 
 @_drawn
 def _dequantize(s: Sketch) -> Any:
-    """Weights that are stored as integers."""
-    import ml_dtypes
-
+    """Weights that are stored as integers, or as floats of 8 or 4 bits."""
     if s.opset < 13:
         raise InvalidNodeError
     kind = s.one_of("int8", "uint8", *(("int4", "uint4", "int4") if s.opset >= 21 else ()))
-    dtype = np.dtype(getattr(ml_dtypes, kind, kind))
+    if s.opset >= 19 and s.chance(0.2):
+        kind = s.one_of(*FLOAT8, *(FOUR_BITS[2:] if s.opset >= 23 else ()))
+    dtype = dtype_of(kind)
     k, n = s.size(2, 8), s.size(1, 6)
-    low, high = {"int4": (-8, 8), "uint4": (0, 16), "int8": (-128, 128), "uint8": (0, 256)}[kind]
+    ranges = {"int4": (-8, 8), "uint4": (0, 16), "int8": (-128, 128), "uint8": (0, 256)}
+    low, high = ranges.get(kind, (-6, 7))
     w = s.const(s.random.integers(low, high, (k, n)).astype(dtype))
     axis = s.size(0, 1)
     form = s.one_of("tensor", "axis", "block") if s.opset >= 21 else s.one_of("tensor", "axis")
@@ -1050,10 +1055,70 @@ def _dequantize(s: Sketch) -> Any:
         more["block_size"] = block
         of = tuple(-(-m // block) if i == axis else m for i, m in enumerate((k, n)))
     scale = s.const(np.asarray(s.random.uniform(0.02, 0.2, of), "float32"))
-    zero = [s.const(s.random.integers(max(low, -4), 5, of).astype(dtype))] if s.chance(0.6) else []
+    offsets = s.random.integers(max(low, -4), 5, of) * ("float" not in kind)
+    zero = [s.const(offsets.astype(dtype))] if s.chance(0.6) else []
     (made,) = s.op("DequantizeLinear", w, scale, *zero, **more)
     x = s.input(s.numbers("float32", (s.size(1, 4), k)))
     return s.op("MatMul", x, made)
+
+
+# What a narrow tensor goes through: a name, how many of its like it reads, attributes.
+_ON_NARROW: Sequence[tuple[str, int, dict[str, Any]]] = (
+    *((name, 0, {}) for name in ("Identity", "Transpose", "Flatten", "Shape", "NonZero", "Relu")),
+    *((name, 0, {}) for name in ("Neg", "Abs", "Sqrt", "Exp", "Sigmoid", "Tanh", "Floor", "IsNaN")),
+    *((name, 0, {}) for name in ("Softmax", "ReduceSum", "ReduceMax", "Sign", "Erf")),
+    *((name, 1, {}) for name in ("Add", "Sub", "Mul", "Div", "Max", "Min", "Equal", "Less", "Pow")),
+    ("Concat", 1, {"axis": 0}),
+    ("ArgMax", 0, {}),
+)
+
+
+@_drawn
+def _narrow(s: Sketch) -> Any:
+    """What is cast to a type of fewer bits, goes through some operators there, and comes back."""
+    from onnx import helper
+
+    if s.opset < 13:
+        raise InvalidNodeError
+    kinds = ["bfloat16", "bfloat16"]
+    kinds += FLOAT8 if s.opset >= 19 else ()
+    kinds += FOUR_BITS[: 3 if s.opset >= 23 else 2] if s.opset >= 21 else ()
+    kind = s.one_of(*kinds)
+    to = helper.np_dtype_to_tensor_dtype(dtype_of(kind))
+    saturate = s.one_of(None, 0, 1) if kind in FLOAT8 and s.opset >= 19 else None
+
+    def made(shape: tuple[int, ...]) -> str:
+        """A new one, rarely an input of the model itself, or of its weights."""
+        if kind in ("int4", "uint4"):
+            numbers = s.random.integers(*((-8, 8) if kind == "int4" else (0, 16)), shape)
+        else:
+            numbers = s.random.standard_normal(shape) * s.one_of(1, 1, 300)
+        if s.chance(0.1):
+            return s.input(numbers.astype(dtype_of(kind)))
+        if s.chance(0.2):
+            return s.const(numbers.astype(dtype_of(kind)))
+        wide = s.one_of("float32", "float32", "float16")
+        x = s.input(numbers.astype(wide), plain=kind in ("int4", "uint4"))
+        return s.op("Cast", x, to=to, saturate=saturate)[0]
+
+    if kind not in ("int4", "uint4") and s.chance(0.6):
+        start = s.tensor(FLOATS, least=1)
+        (x,) = s.op("Cast", start, to=to, saturate=saturate)
+    else:
+        x = made(s.shape(s.size(1, 3)))
+    for _ in range(s.size(0, 2)):
+        name, others, attributes = s.one_of(*_ON_NARROW)
+        like = [made(s.values[x].shape) for _ in range(others)]
+        try:
+            (x,) = s.op(name, x, *like, **attributes)
+        except InvalidNodeError:
+            continue
+    if s.values[x].dtype.name in ALL:
+        return [x]
+    back = s.one_of("float32", "float32", "float32", "float16", "float64", "int32")
+    if back == "int32" and not np.isfinite(s.values[x].astype("float32")).all():
+        back = "float32"
+    return s.op("Cast", x, to=helper.np_dtype_to_tensor_dtype(np.dtype(back)))
 
 
 @_drawn

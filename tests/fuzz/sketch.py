@@ -21,6 +21,19 @@ UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
 INTEGERS = SIGNED + UNSIGNED
 NUMBERS = FLOATS + INTEGERS
 ALL = (*NUMBERS, "bool")
+FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+FOUR_BITS = ("int4", "uint4", "float4_e2m1fn")
+NARROW = (*FLOAT8, *FOUR_BITS, "bfloat16")
+"""Types that tensors between two nodes may have, and no input and no output of a model that is
+compiled."""
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """One of these types, of which numpy itself has some."""
+    import ml_dtypes
+
+    return np.dtype(getattr(ml_dtypes, name) if name in NARROW else name)
+
 
 # A sketch is one of small tensors.
 _MOST_ELEMENTS = 6000
@@ -41,6 +54,8 @@ class Sketch:
         self.inputs: list[str] = []
         self.weights: list[str] = []
         self.results: list[str] = []
+        # Whether some elements of its inputs are NaN, infinite, denormal, huge or zeros.
+        self.odd = False
 
     # ------------------------------------------------------------ drawing
 
@@ -70,11 +85,24 @@ class Sketch:
 
     # ------------------------------------------------------------ tensors
 
-    def input(self, value: np.ndarray) -> str:
+    def input(self, value: np.ndarray, *, plain: bool = False) -> str:
+        """A new input; with some odd numbers if the sketch is to have such, and it is not plain."""
         name = f"in{len(self.inputs)}"
         self.inputs.append(name)
-        self.values[name] = np.asarray(value)
+        value = np.asarray(value)
+        if self.odd and not plain and value.size > 1 and value.dtype.name in FLOATS:
+            value = self._with_odd_numbers(value)
+        self.values[name] = value
         return name
+
+    def _with_odd_numbers(self, value: np.ndarray) -> np.ndarray:
+        made, info = value.copy(), np.finfo(value.dtype)
+        least, most = info.smallest_subnormal, info.max
+        odd = (np.nan, np.inf, -np.inf, 0.0, -0.0, most, -most, 3 * least, -least, info.tiny, 1e4)
+        kinds = [self.one_of(*odd) for _ in range(self.size(1, 2))]
+        for at in self.random.integers(0, value.size, self.size(1, 4)):
+            made.flat[at] = self.one_of(*kinds)
+        return made
 
     def const(self, value: Any, dtype: str | None = None) -> str:
         name = f"c{len(self.weights)}"
@@ -143,10 +171,11 @@ class Sketch:
             domain=domain,
             **{key: value for key, value in attributes.items() if value is not None},
         )
+        self._check(node)
         model = self._of_one(node)
         values = evaluated(model, {n: self.values[n] for n in given if n in self._free(node)})
         if any(
-            value.size > _MOST_ELEMENTS or value.dtype.name not in ALL + _MORE for value in values
+            value.size > _MOST_ELEMENTS or value.dtype.name not in ALL + NARROW for value in values
         ):
             raise InvalidNodeError("too large, or of a type that no model has at its border")
         self.nodes.append(node)
@@ -154,6 +183,16 @@ class Sketch:
             self.values[name] = value
             self.results.append(name)
         return names
+
+    def _check(self, node: onnx.NodeProto) -> None:
+        """Whether the opset has such a node: of one with a definition no type may be known."""
+        context = onnx.checker.C.CheckerContext()
+        context.ir_version = ir_of(self.opset)
+        context.opset_imports = {"": self.opset, node.domain: 1 if node.domain else self.opset}
+        try:
+            onnx.checker.check_node(node, context)
+        except onnx.checker.ValidationError as error:
+            raise InvalidNodeError(str(error)) from error
 
     def _free(self, node: onnx.NodeProto) -> list[str]:
         return [n for n in dict.fromkeys(node.input) if n and n not in self.weights]
@@ -204,18 +243,6 @@ class Sketch:
         return [self.values[name] for name in self.inputs if name in read]
 
 
-# Between two nodes there may be some more.
-_MORE = (
-    "int4",
-    "uint4",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "float8_e4m3fnuz",
-    "float8_e5m2fnuz",
-    "bfloat16",
-)
-
-
 def ir_of(opset: int) -> int:
     """The IR version that an exporter writes beside an opset."""
     return helper.find_min_ir_version_for([helper.make_opsetid("", opset)], ignore_unknown=True)
@@ -239,13 +266,23 @@ def evaluated(model: onnx.ModelProto, given: dict[str, np.ndarray]) -> list[np.n
             raise InvalidNodeError(str(error)) from error
     by_onnxruntime = run_by_onnxruntime(model, given)
     if by_onnxruntime is not None:
-        return by_onnxruntime
+        return [
+            _of_its_type(*pair) for pair in zip(by_onnxruntime, model.graph.output, strict=True)
+        ]
     if (resized := _resized_as_floats(model, given)) is not None:
         return resized
     try:
         return _by_reference(model, given)
     except Exception as error:  # numpy's, and its own
         raise InvalidNodeError(str(error)) from error
+
+
+def _of_its_type(value: np.ndarray, info: onnx.ValueInfoProto) -> np.ndarray:
+    """onnxruntime (1.27) gives float8e4m3fn out as uint8."""
+    kind = helper.tensor_dtype_to_np_dtype(
+        info.type.tensor_type.elem_type or onnx.TensorProto.FLOAT
+    )
+    return value.view(kind) if kind.name in FLOAT8 and value.dtype == np.uint8 else value
 
 
 def _resized_as_floats(

@@ -82,30 +82,39 @@ def draw(task: Combination) -> graphs.Drawn | None:
         given=task.given,
         due=due,
         chosen=graphs.behind_choices(model, graphs.names(model, task.given)),
-        times=_OF_BFLOAT16 if "bfloat16" in task.name else 1.0,
+        times=graphs.OF_BFLOAT16 if "bfloat16" in task.name else 1.0,
     )
-
-
-# Computed in float32, where onnx's reference rounds to 8 bits in between: of 4e-6, 2^-8.
-_OF_BFLOAT16 = 1000.0
 
 
 def combinations(only: str = "") -> Iterator[Combination]:
     """All of them; those that ONNX does not allow are left out."""
     for operator, templates in sorted(_templates().items()):
-        if only not in operator:
-            continue
-        known: set[bytes] = set()
-        for number, (model, given) in enumerate(templates):
-            for made in _of_template(model, given, f"{operator}/{number}"):
-                if made.model not in known:
-                    known.add(made.model)
-                    yield made
+        if only in operator:
+            yield from _of_operator(operator, templates)
 
 
-def _templates() -> dict[str, list[tuple[onnx.ModelProto, Sequence[np.ndarray]]]]:
+def some(operators: Sequence[str], seed: int) -> Iterator[Combination]:
+    """One of each of these operators, drawn at random."""
+    rng = random.Random(seed)
+    for operator, templates in sorted(_templates(operators).items()):
+        yield rng.choice(list(_of_operator(operator, templates)))
+
+
+_Template = tuple[onnx.ModelProto, Sequence[np.ndarray]]
+
+
+def _of_operator(operator: str, templates: Sequence[_Template]) -> Iterator[Combination]:
+    known: set[bytes] = set()
+    for number, (model, given) in enumerate(templates):
+        for made in _of_template(model, given, f"{operator}/{number}"):
+            if made.model not in known:
+                known.add(made.model)
+                yield made
+
+
+def _templates(operators: Sequence[str] = ()) -> dict[str, list[_Template]]:
     found = defaultdict(list)
-    cases, _ = conformance.cases()
+    cases, _ = conformance.cases(operators)
     for case in cases:
         model = onnx.load_from_string(case.model)
         if case.operator == "several" or len(model.graph.node) != 1 or not case.data:
