@@ -38,7 +38,12 @@ from edgepack.frontend.folding import FoldByNumpy, fold, fold_by_reference
 from edgepack.frontend.inlining import positions_of
 from edgepack.frontend.integer_recognition import Recognition, with_integers
 from edgepack.frontend.load import CheckedModel
-from edgepack.frontend.narrow_floats import check_narrow_floats
+from edgepack.frontend.narrow_floats import (
+    as_bfloat16,
+    check_narrow_floats,
+    is_wide,
+    widened,
+)
 from edgepack.frontend.operators import OPERATORS, Operator, check_operators
 from edgepack.frontend.origin import mark, origin_of
 from edgepack.frontend.owners import place_of, title_of
@@ -251,6 +256,9 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         apart.at(f"importing {op_name} '{name}'{place_of(self.node)}")
         if op_name in (REPEAT, CHOOSE):
             return self._block(op_name, attrs["body"].decode(), inputs)
+        in_float32 = is_wide(op_name, inputs)
+        if in_float32:
+            inputs = [self._atom(widened(value)) for value in inputs]
         by_tvm = super()._convert_operator
         own = OPERATORS.get(op_name, Operator()).convert
         node = Node(
@@ -269,12 +277,19 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         made = own(node) if own else None
         if made is None:
             made = node.by_tvm(inputs)
+        if in_float32:
+            made = self._atom(made)
+            made = as_bfloat16(node, made) if str(made.ty.dtype) == "float32" else made
         # A conversion that returns one of its inputs, as Identity's does, made no call to mark.
         if not isinstance(made, relax.Call) or any(map(made.same_as, inputs)):
             return made
         # A variable: two conversions that read a call each bind it to one of their own otherwise,
         # and it is computed twice.
         return self.bb.emit(made)
+
+    def _atom(self, value: relax.Expr) -> relax.Expr:
+        """A variable or a constant that has a value."""
+        return value if _is_atom(value) else self.bb.emit(value)
 
     def _title(self, op_name: str, name: str) -> str:
         """What messages call the node that is being converted."""

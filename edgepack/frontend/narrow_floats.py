@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,14 +72,39 @@ def _rounding_cast(node: Node) -> relax.Expr | None:
     if dtype == "bfloat16" and to == TensorProto.BFLOAT16:
         return None
     wide = data if dtype == "float32" else node.emit(relax.op.astype(data, "float32"))
-    kind = FLOAT8.get(to, _BFLOAT16)
-    saturates = to in FLOAT8 and bool(node.attributes.get("saturate", 1))
+    if to == TensorProto.BFLOAT16:
+        return as_bfloat16(node, wide)
+    return _cast_to(node, wide, FLOAT8[to], saturates=bool(node.attributes.get("saturate", 1)))
 
+
+def as_bfloat16(node: Node, wide: relax.Expr) -> relax.Expr:
+    """A cast from float32."""
+    return relax.op.astype(_cast_to(node, wide, _BFLOAT16, saturates=False), "bfloat16")
+
+
+def _cast_to(node: Node, wide: relax.Expr, kind: NarrowFloat, *, saturates: bool) -> relax.Expr:
     def computed(tensor: te.Tensor) -> te.Tensor:
         return te.compute(tensor.shape, lambda *at: _rounded(tensor(*at), kind, saturates))
 
-    made = node.compute(computed, wide)
-    return made if to in FLOAT8 else relax.op.astype(made, "bfloat16")
+    return node.compute(computed, wide)
+
+
+def is_wide(operator: str, inputs: Sequence[relax.Expr]) -> bool:
+    """Whether an operator on bfloat16 is computed in float32, and rounded: TVM has no code for it,
+    or takes its bits for an integer."""
+    return operator in _WIDE and any(map(_is_bfloat16, inputs))
+
+
+_WIDE = frozenset(("Div", "IsNaN", "Mod", "Pow"))
+
+
+def _is_bfloat16(value: relax.Expr) -> bool:
+    return str(getattr(getattr(value, "ty", None), "dtype", "")) == "bfloat16"
+
+
+def widened(value: relax.Expr) -> relax.Expr:
+    """A tensor of bfloat16 in float32, any other as it is."""
+    return relax.op.astype(value, "float32") if _is_bfloat16(value) else value
 
 
 def _rounded_before(data: relax.Expr) -> relax.Expr | None:

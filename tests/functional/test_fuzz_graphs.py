@@ -631,6 +631,30 @@ def test_default_numbers_of_float64_are_onnx_s_of_float32(tmp_path: Path) -> Non
         np.testing.assert_allclose(made, wanted, rtol=1e-14)
 
 
+@pytest.mark.parametrize("operator", ["Pow", "IsNaN", "Div", "Mod"])
+def test_bfloat16_that_tvm_has_no_code_for(operator: str, tmp_path: Path) -> None:
+    """By ml_dtypes, which computes in float32 and rounds to nearest, as IEEE 754 does."""
+    import ml_dtypes
+
+    rows = [
+        np.array([0.5, 1.25, 2.5, 3.0, 0.75, 0.1, 7.0, np.nan], "float32"),
+        np.array([2.0, 1.5, 3.0, 0.5, 2.0, 1.0, 0.3, 2.0], "float32"),
+    ]
+    s = sketch.Sketch(0, 22)
+    one, other = (s.op("Cast", s.input(row), to=TensorProto.BFLOAT16)[0] for row in rows)
+    numpys = {"Pow": np.power, "Div": np.divide, "Mod": np.fmod}
+    wide = [row.astype(ml_dtypes.bfloat16).astype("float32") for row in rows]
+    if operator == "IsNaN":
+        s.op(operator, one)
+        due = np.isnan(wide[0])
+    else:
+        (made,) = s.op(operator, one, other, fmod=1 if operator == "Mod" else None)
+        s.op("Cast", made, to=TensorProto.FLOAT)
+        due = numpys[operator](*wide).astype(ml_dtypes.bfloat16).astype("float32")
+    (got,) = _outputs(s.model(), s.data(), tmp_path)
+    np.testing.assert_allclose(got, due, rtol=2.0**-8)
+
+
 def test_what_is_left_in_bfloat16_is_refused_by_name(tmp_path: Path) -> None:
     s = sketch.Sketch(0, 16)
     narrow = [
