@@ -40,9 +40,9 @@ from edgepack.frontend.integer_recognition import Recognition, with_integers
 from edgepack.frontend.load import CheckedModel
 from edgepack.frontend.narrow_floats import (
     as_bfloat16,
+    as_float32,
     check_narrow_floats,
     is_wide,
-    widened,
 )
 from edgepack.frontend.operators import OPERATORS, Operator, check_operators
 from edgepack.frontend.origin import mark, origin_of
@@ -258,7 +258,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             return self._block(op_name, attrs["body"].decode(), inputs)
         in_float32 = is_wide(op_name, inputs)
         if in_float32:
-            inputs = [self._atom(widened(value)) for value in inputs]
+            inputs = [self._atom(as_float32(value)) for value in inputs]
         by_tvm = super()._convert_operator
         own = OPERATORS.get(op_name, Operator()).convert
         node = Node(

@@ -102,7 +102,7 @@ def _is_bfloat16(value: relax.Expr) -> bool:
     return str(getattr(getattr(value, "ty", None), "dtype", "")) == "bfloat16"
 
 
-def widened(value: relax.Expr) -> relax.Expr:
+def as_float32(value: relax.Expr) -> relax.Expr:
     """A tensor of bfloat16 in float32, any other as it is."""
     return relax.op.astype(value, "float32") if _is_bfloat16(value) else value
 

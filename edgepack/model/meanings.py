@@ -297,6 +297,13 @@ MEANINGS: Sequence[Meaning] = (
     ),
     Meaning(
         operator="Cast, CastLike",
+        form="to float8e4m3fn with saturate 0, of what is too large",
+        onnx="NaN",
+        onnxruntime="NaN, but of numbers from 480 to 496 the largest, 448",
+        taken=ONNX,
+    ),
+    Meaning(
+        operator="Cast, CastLike",
         form="floats beyond the integer type's range, and NaN",
         onnx="undefined",
         onnxruntime="by the CPU: of int32 the smallest integer on x86-64, the nearest on ARM",

@@ -134,6 +134,9 @@ def _is_read_otherwise(node: onnx.NodeProto, given: Sequence[np.ndarray]) -> boo
     attributes = [item.s for item in node.attribute]
     if node.op_type == "Resize":
         return b"half_pixel_symmetric" in attributes and not {b"linear", b"cubic"} & {*attributes}
+    if any(item.name == "saturate" and not item.i for item in node.attribute):
+        # 240 is the largest number of the narrowest type.
+        return not bool((np.abs(wide(given[0])) <= 240).all())  # nor is NaN
     return node.op_type == "ReduceLogSumExp" and given[0].dtype.kind in "iu"
 
 

@@ -4,7 +4,7 @@ and write, and the blocks of them that are repeated or left out."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -153,6 +153,8 @@ class _Binder:
         if not isinstance(value, relax.Call):
             self.known[var] = self.resolve(value)
             return
+        types = value.ty.fields if isinstance(value.ty, relax.TupleType) else [value.ty]
+        self.check_types(str(ty.dtype) for ty in types if isinstance(ty, relax.TensorType))
         name = value.op.name if isinstance(value.op, tvm.ir.Op) else ""
         shown, parts = storage.read_view(value), storage.read_joint(value)
         called = storage.read_block(value)
@@ -185,6 +187,12 @@ class _Binder:
                 f"{self.model.path}: the model needs '{what}' at run time, which the runtime lacks"
             )
 
+    def check_types(self, kinds: Iterable[str]) -> None:
+        """Raise PlanError if one of these is a type that no kernel has."""
+        for kind in kinds:
+            if kind not in DTYPES:
+                raise _no_kernel_has(self.model, kind)
+
     def bind_call(
         self,
         call: relax.Call,
@@ -194,10 +202,8 @@ class _Binder:
     ) -> int | tuple[int, ...]:
         inputs = [self.one(arg) for arg in call.args[1]]
         types = list(call.ty.fields) if isinstance(call.ty, relax.TupleType) else [call.ty]
-        for kind in (str(ty.dtype) for ty in types):
-            if kind not in DTYPES:
-                raise _no_kernel_has(self.model, kind)
         outputs = [self.draft.new_value(ty) for ty in types]
+        self.check_types(dtype for dtype, _ in kernel.facts.arguments)
         scratch = [
             self.draft.new_tensor(dtype, shape)
             for dtype, shape in kernel.facts.arguments[len(inputs) + len(outputs) :]
@@ -224,6 +230,7 @@ class _Binder:
         raise PlanError(f"{self.model.path}: not a straight line of calls: {type(expr).__name__}")
 
     def constant(self, expr: relax.Expr) -> int:
+        self.check_types([str(expr.ty.dtype)])
         # No copy: weights may be most of this process's memory.
         return self.draft.stored(self.draft.new_value(expr.ty), np.from_dlpack(expr.value))
 
