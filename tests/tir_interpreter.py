@@ -366,7 +366,7 @@ class _Machine:
     @staticmethod
     def _intrinsic(number: int, args: Sequence[Value]) -> Value:
         name = _intrinsic_name(number)
-        if name == "llvm.arithmetic.fence":
+        if name in ("llvm.arithmetic.fence", "llvm.expect"):
             return args[0]
         plain = {
             "llvm.maximum": _maximum,
@@ -379,6 +379,9 @@ class _Machine:
             "llvm.rint": np.rint,
             "llvm.nearbyint": np.rint,
             "llvm.roundeven": np.rint,
+            "llvm.sin": np.sin,
+            "llvm.cos": np.cos,
+            "llvm.vector.reduce.and": np.bitwise_and.reduce,
         }
         return plain[name](*args)
 

@@ -267,13 +267,6 @@ MEANINGS: Sequence[Meaning] = (
         of_nan=_any_of("QuantizeLinear", "DynamicQuantizeLinear"),
     ),
     Meaning(
-        operator="Sin, Cos",
-        form="float32 beyond 3.2e6",
-        onnx="a number from -1 to 1",
-        onnxruntime=ONNX,
-        taken="NaN, because a period spans only a few float32 values",
-    ),
-    Meaning(
         operator="Sign",
         form="NaN of float16",
         onnx=_NO_WORD,

@@ -335,20 +335,6 @@ def test_a_mask_of_zeros_is_divided_by(shape: Sequence[int], tmp_path: Path) -> 
     assert verdict.verdict == "same", verdict.why
 
 
-def test_a_wave_of_what_is_far_is_no_number(tmp_path: Path) -> None:
-    """Rather than a wrong one; up to there it is a sine."""
-    s = sketch.Sketch(0, 17)
-    near, far = [0.5, -8000, 1e5, -3.1e6], [3.3e6, 1e9, -1e12, 3e38, np.inf, np.nan]
-    s.op("Sin", x := s.input(np.array(near + far, "float32")))
-    s.op("Cos", x)
-    for function, made in zip(
-        (np.sin, np.cos), _outputs(s.model(), s.data(), tmp_path), strict=True
-    ):
-        wide = s.data()[0][: len(near)].astype("float64")
-        np.testing.assert_allclose(made[: len(near)], function(wide), atol=1e-6)
-        assert np.isnan(made[len(near) :]).all()
-
-
 def test_what_follows_from_a_nan_is_chosen_and_nothing_else_is(tmp_path: Path) -> None:
     """Where the table of choices has a row for it."""
     s = sketch.Sketch(0, 17)

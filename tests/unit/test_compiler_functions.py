@@ -77,8 +77,8 @@ def arguments(low: float, high: float, seed: int = 0) -> np.ndarray:
         ("tanh", -20, 20, 5e-7, 0),
         ("erf", -1e-3, 1e-3, 5e-7, 0),
         ("erf", -6, 6, 5e-7, 0),
-        ("sin", -8192, 8192, 0, 1e-7),
-        ("cos", -8192, 8192, 0, 1e-7),
+        ("sin", -12800, 12800, 0, 1e-7),
+        ("cos", -12800, 12800, 0, 1e-7),
     ],
 )
 def test_error_is_as_documented(
@@ -88,6 +88,22 @@ def test_error_is_as_documented(
     exact = _EXACT[name](x.astype("float64"))
     error = np.abs(run(functions.FUNCTIONS[name], x, lanes) - exact)
     assert (error <= relative * np.abs(exact) + absolute).all()
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+@pytest.mark.parametrize("name", ["sin", "cos"])
+def test_waves_of_all_sizes(name: str, lanes: int) -> None:
+    """Of arguments near zeros and extremes, too."""
+    random = np.random.default_rng(0)
+    x = np.ldexp(random.uniform(1, 2, SIZE // 2), random.integers(-149, 128, SIZE // 2))
+    turns = np.rint(np.ldexp(random.uniform(1, 2, SIZE // 4), random.integers(0, 127, SIZE // 4)))
+    # Of all float32 numbers, the one that is nearest to a multiple of a quarter turn.
+    x = np.concatenate([x, turns * (np.pi / 2), [16367173 * 2.0**72, np.finfo("float32").max]])
+    x = np.resize(np.concatenate([x, -x]), 2 * SIZE).astype("float32")
+    made = run(functions.FUNCTIONS[name], x, lanes)
+    error = np.abs(made - _EXACT[name](x.astype("float64")))
+    assert (error <= np.where(np.abs(x) <= 12800, 1e-7, 1e-6)).all()
+    assert np.isnan(run(functions.FUNCTIONS[name], np.full(4, -np.inf), lanes)).all()
 
 
 @pytest.mark.parametrize("lanes", [1, 4])

@@ -11,7 +11,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from edgepack.base import apart
-from edgepack.compiler.backend import exact, inside, nested, parallel
+from edgepack.compiler.backend import exact, inside, nested, parallel, rare
 from edgepack.compiler.backend.code import KeptCode, key_of
 from edgepack.compiler.backend.kernel import Kernel
 from edgepack.compiler.backend.schedule.vectors import to_loops
@@ -42,6 +42,7 @@ _PASSES = (
     s_tir.transform.RewriteUnsafeSelect,
     exact.show,
     tirx.transform.CommonSubexprElim,
+    rare.branch_to_rare,
     tirx.transform.SplitHostDevice,
     tirx.transform.MakePackedAPI,
     exact.hide,

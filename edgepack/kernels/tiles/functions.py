@@ -232,17 +232,20 @@ def gelu_tanh(x: tirx.Expr, scope: Scope) -> tirx.Expr:
 
 
 def sin(x: tirx.Expr, scope: Scope) -> tirx.Expr:
-    """Sine, absolute error 1e-7 for |x| <= 8192; it grows beyond, and from 3.2e6 on it is NaN."""
-    return _wave(x, scope, quarter=0)
+    """Sine, absolute error 1e-7 for |x| <= 12800 and 1e-6 up to 1e5; libm's beyond."""
+    return _wave(x, scope, quarter=0, far="llvm.sin")
 
 
 def cos(x: tirx.Expr, scope: Scope) -> tirx.Expr:
     """Cosine, as exact as `sin`."""
-    return _wave(x, scope, quarter=1)
+    return _wave(x, scope, quarter=1, far="llvm.cos")
 
 
-def _wave(x: tirx.Expr, scope: Scope, quarter: int) -> tirx.Expr:
-    """sin(x + quarter * pi / 2): what n quarter turns leave, by Cephes' sinf or cosf."""
+def _wave(x: tirx.Expr, scope: Scope, quarter: int, far: str) -> tirx.Expr:
+    """sin(x + quarter * pi / 2): what n quarter turns leave, by Cephes' sinf or cosf.
+
+    Where there are too many, `far`, of which the compiler makes a branch.
+    """
     start = scope.bind(x)
     n, whole = scope.rounded(start * scope.c(0.63661977236758134), bias=0)
     # pi / 2 in three parts: the products with the first two are exact.
@@ -258,13 +261,15 @@ def _wave(x: tirx.Expr, scope: Scope, quarter: int) -> tirx.Expr:
     odd = (turn & scope.i(1)) > scope.i(0)
     value = scope.bind(tirx.Select(odd, cosine, sine))
     negative = (turn & scope.i(2)) > scope.i(0)
-    value = tirx.Select(negative, scope.c(0.0) - value, value)
-    # Beyond, there is no whole number of turns.
-    return tirx.Select(start * start <= scope.c(_MOST_WAVE**2), value, scope.c(float("nan")))
+    value = scope.bind(tirx.Select(negative, scope.c(0.0) - value, value))
+    libm = tirx.call_llvm_pure_intrin(str(start.ty.dtype), far, start)
+    return tirx.Select(start * start <= scope.c(_MOST_WAVE**2), value, libm)
 
 
-# Quarter turns of this are fewer than 2^21.
-_MOST_WAVE = 3.2e6
+LIBM = ("llvm.sin", "llvm.cos")
+"""What becomes a call of libm for each lane, if another value is not to be taken."""
+# Quarter turns of this are fewer than 2^16, and the first part of pi / 2 has 8 bits.
+_MOST_WAVE = 1e5
 # Larger whole exponents are rare enough for libm.
 _MOST_WHOLE = 64
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4

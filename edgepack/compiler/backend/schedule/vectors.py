@@ -83,10 +83,20 @@ def vectorise(
 
 def _expand(call: tvm.ir.Call) -> tirx.Expr:
     """A function of float32 as arithmetic, where there is such a form."""
-    function = functions.FUNCTIONS.get(functions.name_of(call))
-    if function is None or str(call.ty.dtype) != "float32":
+    name = functions.name_of(call)
+    if name not in _OF_LIBM and name not in functions.FUNCTIONS:
+        return call
+    dtype = str(call.ty.dtype)
+    if dtype in _OF_LIBM.get(name, ()):
+        return tirx.call_pure_extern(dtype, name + "f" * (dtype == "float32"), *call.args)
+    function = functions.FUNCTIONS.get(name)
+    if function is None or dtype != "float32":
         return call
     return functions.as_expression(function, *call.args)
+
+
+# TVM computes these as 1 plus and minus something, of which nothing is left where that is small.
+_OF_LIBM = {"atanh": ("float32", "float64"), "tanh": ("float64",)}
 
 
 def _chosen(call: tvm.ir.Call) -> tirx.Expr:
