@@ -126,6 +126,19 @@ def _log_sum_exp(
 
 
 def extreme_place(node: Node) -> relax.Expr | None:
-    """ArgMax or ArgMin along an axis that counts from the end, which TVM takes from opset 11 on."""
-    node.attributes["axis"] = node.attributes.get("axis", 0) % node.inputs[0].ty.ndim
-    return node.by_tvm(list(node.inputs))
+    """ArgMax or ArgMin along an axis that counts from the end, which TVM takes from opset 11 on.
+
+    Of a tensor of one axis the first NaN is found, as by onnxruntime, but not where the last of
+    equal elements is asked for.
+    """
+    data = node.inputs[0]
+    node.attributes["axis"] = node.attributes.get("axis", 0) % data.ty.ndim
+    place = node.by_tvm(list(node.inputs))
+    is_last = bool(node.attributes.get("select_last_index", 0))
+    if data.ty.ndim > 1 or is_last or not str(data.ty.dtype).startswith("float"):
+        return place
+    keepdims = bool(node.attributes.get("keepdims", 1))
+    is_nan = node.emit(relax.op.astype(node.emit(relax.op.isnan(data)), "int8"))
+    first = node.emit(relax.op.argmax(is_nan, 0, keepdims))
+    found = node.emit(relax.op.max(is_nan, 0, keepdims))
+    return relax.op.where(node.emit(relax.op.astype(found, "bool")), first, node.emit(place))

@@ -199,7 +199,7 @@ MEANINGS: Sequence[Meaning] = (
         operator="TopK",
         form=_OF_NAN,
         onnx=_NO_WORD,
-        onnxruntime="NaN stays near its position",
+        onnxruntime="depends on size and k: the largest of some numbers with a NaN may be missing",
         taken="NaN comes last",
         of_nan=_any_of("TopK"),
     ),
@@ -207,9 +207,9 @@ MEANINGS: Sequence[Meaning] = (
         operator="ArgMax, ArgMin",
         form=_OF_NAN,
         onnx=_NO_WORD,
-        onnxruntime="NaN is found if it is the first element, or the tensor has one axis",
-        taken="NaN is found if it is the first element",
-        of_nan=_any_of("ArgMax", "ArgMin"),
+        onnxruntime="NaN is found if it is the first element, and the first NaN in a tensor of one "
+        "axis unless select_last_index is set",
+        taken=ONNXRUNTIME,
     ),
     Meaning(
         operator="Hardmax",

@@ -24,6 +24,7 @@ from edgepack.kernels.tiles.partition import worth_sharing
 # What elements are compared as.
 _COMPARED = {
     "float32": "float32",
+    "float64": "float64",
     "int32": "int32",
     "int16": "int32",
     "uint16": "int32",
@@ -113,7 +114,7 @@ class _ExtremumKernel:
 
     @property
     def _has_nan(self) -> bool:
-        return _COMPARED[self.dtype] == "float32"
+        return self.dtype.startswith("float")
 
     def _better(self, steps: list[tir.Stmt], lanes: int, one: _Best, other: _Best) -> _Best:
         """Of two elements anywhere the better one, or of equal ones the one to be preferred.
