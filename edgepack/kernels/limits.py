@@ -14,13 +14,15 @@ class LayerLimits:
 
     Winograd's algorithm makes at most `most_results` results of a tile in each direction, for more
     would cost too much accuracy, or for the `reason`; 0 is none. Where a kernel has scratch memory
-    as a matter of choice it takes at most `room` bytes. `exact` says why weights are not stored as
-    halves, if that was wanted.
+    as a matter of choice it takes at most `room` bytes. `apart`: groups are not made one by weights
+    of zero, by which an infinity of one is NaN in the others. `exact` says why weights are not
+    stored as halves, if that was wanted.
     """
 
     most_results: int | None = None
     reason: str = ""
     room: int | None = None
+    apart: bool = False
     exact: str = ""
 
 

@@ -255,7 +255,8 @@ MEANINGS: Sequence[Meaning] = (
         form="groups of few channels, a NaN or an infinity among the elements",
         onnx="NaN or an infinity in the results of its group",
         onnxruntime=ONNX,
-        taken="in many layers NaN also in other groups of the same vector",
+        taken="in many layers NaN also in other groups of the same vector; ONNX with exact, and "
+        "where nothing bounds the input that is read",
         of_nan=_in_groups,
     ),
     Meaning(

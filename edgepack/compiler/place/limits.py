@@ -133,8 +133,8 @@ def limit_tiles(
     precision: Precision,
     limits: LimitsByValue,
 ) -> None:
-    """Limit Winograd's tiles where `precision` asks for it, and where a model's input is read that
-    nothing bounds."""
+    """Limit Winograd's tiles, and keep groups apart, where `precision` asks for it, and where a
+    model's input is read that nothing bounds."""
     found = _Sources({p: p.name for p in params if _is_open(p, precision)})
     for layer in layers:
         limits[layer.output] = found.limited(layer, limits.of(layer), precision)
@@ -157,9 +157,11 @@ class _Sources:
         self._follow(layer)
         if not isinstance(layer.operator, Convolution):
             return own
-        if precision.is_direct(layer.nodes):
+        is_direct, source = precision.is_direct(layer.nodes), self._source(layer.inputs)
+        if layer.operator.groups > 1 and (is_direct or source is not None):
+            own = replace(own, apart=True)
+        if is_direct:
             return replace(own, most_results=0, reason="[compile] exact")
-        source = self._source(layer.inputs)
         if source is None or _largest_tile(layer, own) <= UNBOUNDED:
             return own
         why = f"nothing bounds the input '{source}'"

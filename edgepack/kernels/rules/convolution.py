@@ -100,14 +100,33 @@ def grouped_weight(
     results are one block. Otherwise they are made one by weights of zero: see `merged_groups`.
     """
     merged = merged_groups(operator, source.block, output.block)
-    outs, ins = operator.weight.shape[0] // operator.groups, operator.weight.shape[1]
-    fits = ins * merged == source.block == output.block == outs * merged
-    unrolled = ins * operator.kernel[1]
-    if merged > 1 and fits and cpu.memory_operand and unrolled <= _MOST_SIDE_BY_SIDE:
+    outs = operator.weight.shape[0] // operator.groups
+    if _are_side_by_side(operator, source.block, output.block, cpu):
         weight = operator.weight.reshape(-1, merged * outs, *operator.weight.shape[1:])
         return weight, Shape.of_groups_in_blocks(weight, source, output)
     weight = dense_weight(operator, merged)
     return weight, Shape.of(weight, source, output)
+
+
+def _are_side_by_side(operator: Convolution, in_block: int, out_block: int, cpu: CpuModel) -> bool:
+    """Whether several groups are one block, each lane of which reads its own group's channels."""
+    merged = merged_groups(operator, in_block, out_block)
+    outs, ins = operator.weight.shape[0] // operator.groups, operator.weight.shape[1]
+    fits = ins * merged == in_block == out_block == outs * merged
+    unrolled = ins * operator.kernel[1]
+    return merged > 1 and fits and cpu.memory_operand and unrolled <= _MOST_SIDE_BY_SIDE
+
+
+def merges(layer: Layer, cpu: CpuModel, *, side_by_side: bool = True) -> bool:
+    """Whether groups are made one by weights of zero, if not those that can be `side_by_side`."""
+    operator = layer.operator
+    assert isinstance(operator, Convolution)
+    in_block, out_block = (
+        cpu.block(extent(value)[1], layer.element) for value in (layer.inputs[0], layer.output)
+    )
+    if operator.groups == 1 or merged_groups(operator, in_block, out_block) == 1:
+        return False
+    return not (side_by_side and _are_side_by_side(operator, in_block, out_block, cpu))
 
 
 def window_of(operator: Convolution) -> Window:
@@ -361,6 +380,11 @@ def takes(layer: Layer, _cpu: CpuModel) -> bool:
     return isinstance(layer.operator, Convolution)
 
 
+def _takes_apart(layer: Layer, cpu: CpuModel) -> bool:
+    """Every convolution whose groups stay what they are."""
+    return type(layer.operator) is Convolution and not merges(layer, cpu)
+
+
 def _can_take(layer: Layer, _cpu: CpuModel) -> bool:
     """Those of one group; a gate and the transposed ones are for other rules."""
     operator = layer.operator
@@ -384,7 +408,7 @@ def reads_planar(layer: Layer, cpu: CpuModel) -> bool:
     return is_first and operator.dilation == (1, 1) and inside
 
 
-RULE = Rule(
+RULE: Rule = Rule(
     name="conv",
     takes=takes,
     make=make,
@@ -394,4 +418,6 @@ RULE = Rule(
     averages=True,
     ways=ways,
     can_take=_can_take,
+    limited=lambda limits: _APART if limits.apart else RULE,
 )
+_APART: Rule = replace(RULE, takes=_takes_apart)

@@ -11,7 +11,7 @@ transposed convolution once, and none with a zero.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -93,6 +93,19 @@ def takes(layer: Layer, _cpu: CpuModel) -> bool:
     return isinstance(layer.operator, TransposedConvolution)
 
 
+def _takes_apart(layer: Layer, cpu: CpuModel) -> bool:
+    """Those whose groups stay what they are."""
+    operator = layer.operator
+    return isinstance(operator, TransposedConvolution) and (
+        _is_depthwise(operator) or not convolution.merges(layer, cpu, side_by_side=False)
+    )
+
+
+def _is_depthwise(operator: TransposedConvolution) -> bool:
+    outs, ins = operator.weight.shape[:2]
+    return bool(ins == 1 and outs == operator.groups > 1)
+
+
 def halo(layer: Layer) -> Halo:
     """What all phases together read around the image."""
     return reach_of_phases(_phases(layer), extent(layer.inputs[0])[2:])
@@ -119,8 +132,7 @@ def make(site: LayerSite) -> LayerKernel:
     """The kernel of a transposed convolution: its phases one after the other."""
     operator, output = site.layer.operator, site.output
     assert isinstance(operator, TransposedConvolution)
-    outs, ins = operator.weight.shape[:2]
-    loops = _depthwise if ins == 1 and outs == operator.groups > 1 else _ordinary
+    loops = _depthwise if _is_depthwise(operator) else _ordinary
     packed_bias = (
         pack_bias(operator.bias, output, site.cpu)
         if loops is _ordinary
@@ -270,4 +282,11 @@ def _depthwise(
     return _Part(body=body, buffer=buffer, weights=packed, tile="1x1", cycles=cycles)
 
 
-RULE = Rule(name="transposed", takes=takes, make=make, halo=halo)
+RULE: Rule = Rule(
+    name="transposed",
+    takes=takes,
+    make=make,
+    halo=halo,
+    limited=lambda limits: _APART if limits.apart else RULE,
+)
+_APART: Rule = replace(RULE, takes=_takes_apart)
