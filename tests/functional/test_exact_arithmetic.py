@@ -66,12 +66,19 @@ def sums(net: Builder) -> dict[str, str]:
     return cases
 
 
-@pytest.mark.parametrize(("board", "cpu"), [("local", "native"), ("rk3399", "cortex-a72")])
-def test_to_the_bit(board: str, cpu: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("board", "cpu", "part"),
+    [
+        ("local", "native", slice(None)),
+        ("rk3399", "cortex-a72", slice(0, None, 3)),
+        ("pynq", "cortex-a9", slice(1, None, 3)),
+        pytest.param("rk3399", "cortex-a72", slice(None), marks=pytest.mark.slow, id="a72-all"),
+        pytest.param("pynq", "cortex-a9", slice(None), marks=pytest.mark.slow, id="a9-all"),
+    ],
+)
+def test_to_the_bit(board: str, cpu: str, part: slice, tmp_path: Path) -> None:
     net = Builder(3)
-    cases = {**casts(net), **sums(net)}
-    if board != "local":
-        cases = dict(list(cases.items())[::3])
+    cases = dict(list({**casts(net), **sums(net)}.items())[part])
     outputs = (net.op("Identity", value, outputs=[name]) for name, value in cases.items())
     shapes = {"x": (9, 13), "image": (1, 5, 6, 7)}
     proto = net.model(dict(shapes.items()), dict.fromkeys(outputs), opset=19)
@@ -131,12 +138,17 @@ def test_the_largest_of_many_is_no_larger_expression(tmp_path: Path) -> None:
     [
         ("local", "native", range(2)),
         ("rk3399", "cortex-a72", range(2, 3)),
+        ("pynq", "cortex-a9", range(3, 4)),
         pytest.param("local", "native", range(3, 43), marks=pytest.mark.slow, id="x86-long"),
         pytest.param("rk3399", "cortex-a72", range(43, 63), marks=pytest.mark.slow, id="a72-long"),
+        pytest.param("pynq", "cortex-a9", range(63, 83), marks=pytest.mark.slow, id="a9-long"),
     ],
 )
 def test_random_expressions(board: str, cpu: str, seeds: range, tmp_path: Path) -> None:
-    """No pass, of TVM, of LLVM or of ours, makes another number of one: to the bit as numpy."""
+    """No pass, of TVM, of LLVM or of ours, makes another number of one: to the bit as numpy.
+
+    But for 32-bit ARM's vectors, which take what is below the normal numbers for 0.
+    """
     given = {"x": hot((9, 13)), "y": hot((9, 13))[::-1].copy(), "image": hot((1, 5, 6, 7))}
     for seed in seeds:
         net = Builder(seed)
@@ -157,11 +169,17 @@ def test_random_expressions(board: str, cpu: str, seeds: range, tmp_path: Path) 
         folder.mkdir()
         _, got = compile_and_run(path, list(given.values()), board, cpu, folder)
         wrong = []
+        compared = 0
         for (name, theirs), mine in zip(outputs.items(), got, strict=True):
             same = (mine == theirs) | (np.isnan(mine) & np.isnan(theirs))
+            if cpu == "cortex-a9":
+                same |= (flushed := expressions.subnormal[name.split()[1]])
+                compared -= flushed.sum()
+            compared += same.size
             if not same.all():
                 at = int(np.flatnonzero(~same)[0])
                 wrong.append(f"{name}: {mine.flat[at]} for {theirs.flat[at]}, {(~same).sum()}")
+        assert compared > 0.8 * sum(value.size for value in got)
         assert not wrong, f"seed {seed}:\n" + "\n".join(wrong)
 
 

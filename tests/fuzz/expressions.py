@@ -32,20 +32,34 @@ UNARY = {"Neg": np.negative, "Abs": np.abs, "Floor": np.floor, "Sqrt": np.sqrt}
 CASTS = {TensorProto.FLOAT16: np.float16, TensorProto.BFLOAT16: ml_dtypes.bfloat16}
 
 
+def _is_subnormal(value: np.ndarray) -> np.ndarray:
+    """Or the smallest normal number, which may have been rounded up to."""
+    return np.asarray((value != 0) & (np.abs(value) <= np.finfo("float32").tiny))
+
+
 class Expressions:
     """Random expressions of a model's inputs, and what numpy makes of each, operator by operator:
-    each of its float32 results is the one that IEEE 754 rounds to."""
+    each of its float32 results is the one that IEEE 754 rounds to.
+
+    `subnormal` says of each name where it is made of a number below the normal ones, or is one:
+    32-bit ARM's vectors take those for 0.
+    """
 
     def __init__(self, net: Builder, given: dict[str, np.ndarray], seed: int) -> None:
         self.net, self.random = net, np.random.default_rng(seed)
         self.pool = list(given.items())
         self.names: dict[str, str] = {}
+        self.subnormal = {name: _is_subnormal(value) for name, value in given.items()}
 
     def draw(self, operators: int) -> tuple[str, np.ndarray]:
         """One of so many operators; what it reads may be shared with others."""
         name, value = self.pool[self.random.integers(len(self.pool))]
         for _ in range(operators):
+            known = len(self.net.nodes)
             name, value = self._operator(name, value)
+            read = {item for node in self.net.nodes[known:] for item in node.input}
+            masks = [self.subnormal[item] for item in read & self.subnormal.keys()]
+            self.subnormal[name] = np.logical_or.reduce([*masks, _is_subnormal(value)])
         self.pool.append((name, value))
         return name, value
 
