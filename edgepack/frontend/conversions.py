@@ -367,17 +367,23 @@ def dropout(node: Node) -> relax.Expr:
 
 
 def bit_shift(node: Node) -> relax.Expr | None:
-    """A shift by the type's width or more leaves nothing of a number but its sign, to the right.
-
-    None for wide types without a sign, of whose constants TVM has no code.
-    """
+    """A shift by the type's width or more leaves nothing of a number but its sign, to the right."""
     left = node.attributes["direction"] == b"LEFT"
     dtype = str(node.inputs[0].ty.dtype)
-    if dtype in ("uint32", "uint64"):
-        return None
     bits = np.iinfo(dtype).bits
 
+    def without_sign(x: tirx.Expr, by: tirx.Expr) -> tirx.Expr:
+        # Chosen as numbers with a sign: of constants of the others TVM has no code.
+        signed = dtype.removeprefix("u")
+        by, zero = tirx.reinterpret(signed, by), tirx.const(0, signed)
+        within = tirx.And(by >= zero, by < tirx.const(bits, signed))
+        amount = tirx.reinterpret(dtype, tirx.Select(within, by, zero))
+        made = x << amount if left else x >> amount
+        return tirx.reinterpret(dtype, tirx.Select(within, tirx.reinterpret(signed, made), zero))
+
     def shifted(x: tirx.Expr, by: tirx.Expr) -> tirx.Expr:
+        if dtype in ("uint32", "uint64"):
+            return without_sign(x, by)
         within = tirx.And(by >= tirx.const(0, dtype), by < tirx.const(bits, dtype))
         amount = tirx.Select(within, by, tirx.const(0, dtype))
         made = x << amount if left else x >> amount

@@ -316,7 +316,7 @@ MEANINGS: Sequence[Meaning] = (
         form="results beyond the integer type",
         onnx=_NO_WORD,
         onnxruntime="some kernels compute in floating point, and give the smallest integer",
-        taken="the lowest bits, as in numpy",
+        taken="the lowest bits, as in numpy; by Pow, of exponents below 64",
     ),
     Meaning(
         operator="all",

@@ -294,3 +294,25 @@ def test_truth_values_are_compared(tmp_path: Path, board: str, cpu: str) -> None
     _, got = compile_and_run(path, [a, b, c, d], board, cpu, tmp_path)
     for (name, want), made in zip(expected.items(), got, strict=True):
         np.testing.assert_array_equal(made, want, err_msg=name)
+
+
+@every_target
+def test_shifts_by_the_width_and_more(tmp_path: Path, board: str, cpu: str) -> None:
+    """Leave nothing, as in numpy; C and processors differ."""
+    net, given, due = Builder(2), {}, {}
+    for dtype, kind in (("uint8", 2), ("uint16", 4), ("uint32", 12), ("uint64", 13)):
+        most = int(np.iinfo(dtype).max)
+        amounts = [0, 1, 5, 7, 8, 15, 16, 31, 32, 63, 64, 255, 256, most // 2 + 1, most - 1, most]
+        by = np.array([amount for amount in amounts if amount <= most], dtype)
+        x = np.array([most, most // 3, 1, 0, most // 2 + 1], dtype)[:, None].repeat(by.size, 1)
+        given |= {f"x {kind}": x, f"y {kind}": np.broadcast_to(by, x.shape).copy()}
+        for direction, shift in (("LEFT", np.left_shift), ("RIGHT", np.right_shift)):
+            shifted = net.op("BitShift", f"x {kind}", f"y {kind}", direction=direction)
+            due[net.op("Identity", shifted, outputs=[f"{direction} {dtype}"])] = shift(x, by)
+    cases = {f"out {name}": name for name in due}
+    shapes = {name: value.shape for name, value in given.items()}
+    dtypes = {name: int(name.split()[1]) for name in given}
+    path = save_cases(tmp_path / "model.onnx", net, shapes, cases, dtypes)
+    _, got = compile_and_run(path, list(given.values()), board, cpu, tmp_path)
+    for (name, theirs), mine in zip(due.items(), got, strict=True):
+        np.testing.assert_array_equal(mine, theirs, err_msg=name, strict=True)
