@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from edgepack.base.tables import Table
 
 APIS = ("cuda", "opencl")
+# The major versions of NVRTC that kernels are compiled with, the newest first.
+NVRTC_MAJORS = (12, 11)
+# Of CUDA: what the app calls is all there from this version on.
+_OLDEST_DRIVER = (11, 4)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +113,22 @@ def _cuda() -> Gpu | None:
         api="cuda",
         device=name.value.decode(errors="replace"),
         arch=f"sm_{arch}",
-        driver=f"{version.value // 1000}.{version.value % 1000 // 10}",
+        driver=oldest_driver((version.value // 1000, version.value % 1000 // 10)),
         processors=attribute(_MULTIPROCESSORS),
         lanes=_LANES.get(arch, 128),
         threads=1024,
         shared_kb=attribute(_SHARED_BYTES) // 1024,
     )
+
+
+def oldest_driver(driver: tuple[int, int]) -> str:
+    """The oldest version of CUDA whose driver runs the machine code that is compiled for `driver`.
+
+    NVIDIA, "CUDA Compatibility", section "Minor Version Compatibility": what a compiler makes runs
+    on the drivers of its own major version, older ones, too, and on all later ones.
+    """
+    major = next((major for major in NVRTC_MAJORS if major <= driver[0]), driver[0])
+    return "{}.{}".format(*min(driver, max((major, 0), _OLDEST_DRIVER)))
 
 
 # cl_device_info, by the OpenCL specification.

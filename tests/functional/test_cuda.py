@@ -218,6 +218,26 @@ def test_errors_of_the_driver_are_said(
     assert "terminate called" not in done.stderr
 
 
+def test_this_machines_driver_promises_no_more_than_its_compiler_needs(driver: Path) -> None:
+    """A bundle for `local` runs on other machines with older drivers of the same version."""
+    words = "from edgepack.gpus import find_local; print(find_local())"
+    done = subprocess.run(
+        [sys.executable, "-c", words],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "LD_LIBRARY_PATH": str(driver),
+            "STAND_IN_VERSION": "12060",
+            "STAND_IN_ARCH": "89",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "arch='sm_89', driver='12.0'" in done.stdout
+
+
 def test_a_driver_from_before_cuda_11_is_too_old(bundle: Path, tmp_path: Path) -> None:
     old = stand_in_cuda.build_driver(tmp_path, "-DWITHOUT_GRAPHS")
     done = _run(bundle, old)

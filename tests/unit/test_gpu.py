@@ -23,6 +23,7 @@ from edgepack.deploy.answers import Answer
 from edgepack.deploy.app_answers import AppAnswer
 from edgepack.device.facts import parse_gpu
 from edgepack.gate import gate
+from edgepack.gpus import oldest_driver
 from edgepack.kernels.tiles.expression import Operation, Scalar, Step
 
 
@@ -246,6 +247,24 @@ def test_a_profile_of_ones_own(tmp_path: Path) -> None:
     gpu = load_boards([file])["mine"].gpu
     assert gpu is not None
     assert (gpu.api, gpu.arch, gpu.driver) == ("cuda", "sm_87", "12.2")
+
+
+@pytest.mark.parametrize(
+    ("driver", "promise"),
+    [
+        ((12, 8), "12.0"),  # NVRTC 12
+        ((12, 0), "12.0"),
+        ((13, 0), "12.0"),  # which NVRTC 12 is for, too
+        ((11, 8), "11.4"),  # NVRTC 11, and what the app calls
+        ((11, 4), "11.4"),
+        ((11, 2), "11.2"),
+        ((10, 2), "10.2"),  # for which there is no NVRTC
+    ],
+)
+def test_what_is_made_for_a_driver_runs_on_older_ones_of_its_version(
+    driver: tuple[int, int], promise: str
+) -> None:
+    assert oldest_driver(driver) == promise
 
 
 @pytest.mark.parametrize(

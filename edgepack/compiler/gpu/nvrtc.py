@@ -13,10 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from edgepack.base.errors import ToolchainError
+from edgepack.gpus import NVRTC_MAJORS
 
 _SUCCESS = 0
-# Versions that there are packages of, the newest first.
-_MAJORS = (12, 11)
 # Products and sums may be one rounding, as on the CPU; nothing else is less exact than IEEE 754.
 _OPTIONS = (
     *("--fmad=true", "--prec-div=true", "--prec-sqrt=true", "--ftz=false"),
@@ -33,7 +32,7 @@ def find_nvrtc(driver: str) -> Path:
     can run the code of; raises NvrtcError."""
     spec = importlib.util.find_spec("nvidia.cuda_nvrtc") if _has("nvidia") else None
     folders = [] if spec is None else list(spec.submodule_search_locations or ())
-    able = [major for major in _MAJORS if major <= int(driver.split(".", maxsplit=1)[0])]
+    able = [major for major in NVRTC_MAJORS if major <= int(driver.split(".", maxsplit=1)[0])]
     for major in able:
         for folder in folders:
             for path in sorted(Path(folder).glob(f"lib/libnvrtc.so.{major}*")):
@@ -41,7 +40,7 @@ def find_nvrtc(driver: str) -> Path:
     if not able:
         raise NvrtcError(
             f"there is no NVRTC for a driver of CUDA {driver}",
-            hint=f"a board with CUDA {_MAJORS[-1]} or newer, or --compute cpu",
+            hint=f"a board with CUDA {NVRTC_MAJORS[-1]} or newer, or --compute cpu",
         )
     raise NvrtcError(
         f"kernels for a driver of CUDA {driver} are compiled by NVRTC {able[0]}, which is not here",
