@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
@@ -63,6 +64,15 @@ def find_nvrtc(driver: str) -> Path:
     return _SOURCES / driver
 
 
+@dataclass(frozen=True, kw_only=True)
+class CudaCode:
+    """As `edgepack.compiler.gpu.nvrtc.CudaCode`, in whose place this module may be imported."""
+
+    cubin: bytes
+    ptx: bytes
+    ptx_driver: str
+
+
 class Nvrtc:
     """In the place of `edgepack.compiler.gpu.nvrtc.Nvrtc`."""
 
@@ -71,6 +81,11 @@ class Nvrtc:
 
     def compile(self, text: str, arch: str) -> bytes:
         """A module of the stand-in driver."""
+        return self.compile_for_all(text, arch).cubin
+
+    def compile_for_all(self, text: str, arch: str) -> CudaCode:
+        """The same, and once more as what the stand-in driver takes for PTX: behind the head that
+        NVRTC 12.2 writes, the module in hexadecimal."""
         for assembly, cpu in _ASSEMBLY.items():
             assert assembly in text
             text = text.replace(assembly, cpu)
@@ -86,7 +101,9 @@ class Nvrtc:
             source.write_text("\n".join(parts), encoding="utf-8")
             native = () if os.environ.get(TARGET) else ("-march=native",)
             _compile(source, made, "-O2", *native, "-ffp-contract=off", "-Wl,-Bsymbolic")
-            return made.read_bytes()
+            module = made.read_bytes()
+        head = f"//\n// {module.hex()}\n//\n\n.version 8.2\n.target {arch}\n.address_size 64\n\0"
+        return CudaCode(cubin=module, ptx=head.encode(), ptx_driver="12.2")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -14,6 +14,8 @@
 //                     STAND_IN_UNTIL is there; what waits for the device waits as long, among it
 //                     what the driver does when the process ends
 //   STAND_IN_BLOCKS   after so many launches the driver does not come back from one
+//   STAND_IN_NO_JIT   1: the driver's compiler of PTX is not installed
+//   STAND_IN_COMPILES_US  microseconds that compiling PTX takes
 //   STAND_IN_TAKES_US microseconds that pass, from the first launch of a run to its end, at least
 // Built with -DWITHOUT_GRAPHS it is a driver from before CUDA 11.
 #include <chrono>
@@ -41,6 +43,7 @@ using Result = int;
 // By CUDA's driver API, enum cudaError_enum.
 constexpr Result kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3,
                  kNoDevice = 100, kInvalidImage = 200, kInvalidContext = 201, kNoBinary = 209,
+                 kInvalidPtx = 218, kNoCompiler = 221, kUnsupportedPtx = 222,
                  kNotFound = 500, kLaunchFailed = 719, kOutOfResources = 701,
                  kCaptureUnsupported = 900, kNotReady = 600;
 
@@ -222,6 +225,28 @@ Result Started(bool captured) {
   return kSuccess;
 }
 
+// What stand_in_cuda.Nvrtc wrote as PTX -> a module. The version of PTX says which driver takes it:
+// NVIDIA, "PTX ISA", table "PTX Release History", 7.0 of CUDA 11.0 to 8.2 of 12.2.
+Result Compile(const char* text, long device, std::string* module) {
+  if (Said("STAND_IN_NO_JIT", 0) != 0) return kNoCompiler;
+  int isa = 0, minor = 0, target = 0;
+  const char* const version = std::strstr(text, ".version ");
+  const char* const arch = std::strstr(text, ".target sm_");
+  if (version == nullptr || arch == nullptr ||
+      std::sscanf(version, ".version %d.%d", &isa, &minor) != 2 ||
+      std::sscanf(arch, ".target sm_%d", &target) != 1) {
+    return kInvalidPtx;
+  }
+  if ((isa + 4) * 1000 + minor * 10 > Said("STAND_IN_VERSION", 12020)) return kUnsupportedPtx;
+  if (target > device) return kInvalidPtx;
+  const auto digit = [](char c) { return c <= '9' ? c - '0' : c - 'a' + 10; };
+  for (const char* at = text + 6; *at != '\n'; at += 2) {
+    module->push_back(static_cast<char>(digit(at[0]) * 16 + digit(at[1])));
+  }
+  usleep(static_cast<unsigned>(Said("STAND_IN_COMPILES_US", 0)));
+  return kSuccess;
+}
+
 bool Breaks() { return launched > Said("STAND_IN_BROKEN", 1L << 40); }
 
 }  // namespace
@@ -275,6 +300,15 @@ API cuMemGetInfo_v2(std::size_t* free, std::size_t* all) {
 }
 API cuModuleLoadData(Module** made, const void* image) {
   LOCKED;
+  const long device = Said("STAND_IN_ARCH", 87);
+  std::string compiled;
+  if (std::memcmp(image, "//", 2) == 0) {
+    if (const Result result = Compile(static_cast<const char*>(image), device, &compiled);
+        result != kSuccess) {
+      return result;
+    }
+    image = compiled.data();
+  }
   const auto* header = static_cast<const Elf64_Ehdr*>(image);
   if (std::memcmp(header->e_ident, ELFMAG, SELFMAG) != 0) return kInvalidImage;
   const std::size_t size = header->e_shoff + std::size_t{header->e_shentsize} * header->e_shnum;
@@ -296,8 +330,8 @@ API cuModuleLoadData(Module** made, const void* image) {
   const auto* arch = static_cast<const int*>(dlsym(module.library, "stand_in_arch"));
   if (arch == nullptr) return kInvalidImage;
   // Machine code is for one major version, and for its minor versions from one on.
-  const long device = Said("STAND_IN_ARCH", 87);
-  if (*arch / 10 != device / 10 || *arch % 10 > device % 10) return kNoBinary;
+  const bool runs = *arch / 10 == device / 10 && *arch % 10 <= device % 10;
+  if (compiled.empty() && !runs) return kNoBinary;
   *static_cast<void (**)()>(dlsym(module.library, "stand_in_barrier")) = GiveWay;
   module.thread = static_cast<Extent*>(dlsym(module.library, "threadIdx"));
   module.block = static_cast<Extent*>(dlsym(module.library, "blockIdx"));
@@ -451,6 +485,7 @@ API cuGetErrorName(Result code, const char** name) {
   switch (code) {
     case kInvalidValue: return *name = "CUDA_ERROR_INVALID_VALUE", kSuccess;
     case kOutOfMemory: return *name = "CUDA_ERROR_OUT_OF_MEMORY", kSuccess;
+    case kNoCompiler: return *name = "CUDA_ERROR_JIT_COMPILER_NOT_FOUND", kSuccess;
     case kOutOfResources: return *name = "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", kSuccess;
     case kLaunchFailed: return *name = "CUDA_ERROR_LAUNCH_FAILED", kSuccess;
     default: return kInvalidValue;

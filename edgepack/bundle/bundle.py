@@ -463,9 +463,12 @@ def _plan_for_cpu(compiled: Compiled | None, on_gpu: Compiled) -> dict[str, byte
 
 
 def _device_code(compiled: Compiled) -> dict[str, Path]:
-    """The file with the kernels of a GPU, if one runs the model."""
+    """The files with the kernels of a GPU, if one runs the model."""
     file = compiled.device_code
-    return {} if file is None else {f"model/{file.name}": file}
+    if file is None:
+        return {}
+    later = file.parent / Path(manifest.PTX).name
+    return {f"model/{file.name}": file, **({manifest.PTX: later} if later.is_file() else {})}
 
 
 def open_bundle(path: str | Path) -> Bundle:

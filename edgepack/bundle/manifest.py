@@ -35,6 +35,8 @@ GRAPH = "model/graph.json"
 PARAMS = "model/params.bin"
 # Machine code of a GPU is an ELF file, too, but none that the CPU runs.
 CUBIN, OPENCL_TEXT = "model/kernels.cubin", "model/kernels.cl"
+# Beside machine code: the same for later GPUs, which their driver compiles.
+PTX = "model/kernels.ptx"
 # Of a model for a GPU the plan for the CPU, where that may run it, too.
 CPU_FOLDER = "model/cpu/"
 # Of a bundle of several models: what the later ones look at, and a folder for each, laid out as a

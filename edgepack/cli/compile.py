@@ -53,8 +53,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     other = cpu_job(job)
     on_cpu = None if other is None else compile_job(other, progress=console)
     with atomic_dir(out) as work:
-        files = (compiled.library, compiled.graph, compiled.params, compiled.device_code)
-        for file in filter(None, files):
+        for file in compiled.files:
             shutil.copyfile(file, work / file.name)
         if on_cpu is not None:
             (work / "cpu").mkdir()
@@ -155,4 +154,5 @@ def memory(compiled: CompiledModel, board: Board) -> str:
 
 def _is_ours(folder: Path) -> bool:
     names = {path.name for path in folder.iterdir()}
-    return names <= {"model.so", "graph.json", "params.bin", "kernels.cl", "kernels.cubin", "cpu"}
+    kernels = {"kernels.cl", "kernels.cubin", "kernels.ptx"}
+    return names <= {"model.so", "graph.json", "params.bin", "cpu", *kernels}

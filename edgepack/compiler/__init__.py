@@ -162,8 +162,9 @@ def _compile_for_gpu(
     progress.step(f"compiling {format_count(len(planned.on_gpu), 'kernel')} for {gpu.device}")
     with atomic_dir(out) as work:
         apart.at(f"compiling {len(planned.on_gpu)} kernels of the GPU")
-        name, content = planning.device_code(planned, gpu)
-        (work / name).write_bytes(content)
+        made = planning.device_code(planned, gpu)
+        for name, content in made.files.items():
+            (work / name).write_bytes(content)
         build.build_library(
             planned.on_cpu,
             planned.target,
@@ -172,7 +173,7 @@ def _compile_for_gpu(
             work / "model.so",
             code.kept_code(),
         )
-        text = planned.plan.to_json(planned.reports, planning.describe(planned, gpu))
+        text = planned.plan.to_json(planned.reports, planning.describe(planned, gpu, made))
         (work / "graph.json").write_text(text, encoding="utf-8")
         (work / "params.bin").write_bytes(planned.plan.params)
     return CompiledModel(
@@ -188,7 +189,7 @@ def _compile_for_gpu(
         tvm_version=tvm.__version__,
         layers=planned.reports,
         states_bytes=planned.plan.states_bytes,
-        device_code=out / name,
+        device_code=out / next(iter(made.files)),
     )
 
 

@@ -63,8 +63,8 @@ class CompiledModel:
     `states_bytes` is the part that is kept between runs. `params_bytes` is the size of the
     mapped parameter file. `layers` has the origin and the cost of each kernel call. `floats` has
     the names of nodes of a quantised model that do not use integers, with reasons. `device_code`
-    has the kernels of a GPU, if one runs the model. `objects`, in the same folder, is the
-    library's object file.
+    has the kernels of a GPU, if one runs the model; beside it there may be kernels.ptx, the same
+    for later GPUs. `objects`, in the same folder, is the library's object file.
     """
 
     folder: Path
@@ -81,6 +81,12 @@ class CompiledModel:
     floats: Mapping[str, str] = field(default_factory=dict)
     states_bytes: int = 0
     device_code: Path | None = None
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What a bundle has of it, but for the object file."""
+        code = () if self.device_code is None else sorted(self.folder.glob("kernels.[cp]*"))
+        return (self.library, self.graph, self.params, *code)
 
     @property
     def objects(self) -> Path:

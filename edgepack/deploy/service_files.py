@@ -173,8 +173,10 @@ def _sandbox(touched: Access, place: Place) -> list[str]:
     lines = [f"PrivateTmp={'no' if touched.shares_tmp else 'yes'}"]
     lines.append(f"ProtectClock={'yes' if gpu_groups is None else 'no'}")
     if gpu_groups is not None:
-        # Kernels that the driver has compiled are kept there.
+        # Kernels that the driver has compiled are kept there, by NVIDIA's driver itself: "CUDA C++
+        # Programming Guide", section "CUDA Environment Variables".
         lines += ["PrivateDevices=no", "DevicePolicy=auto", f"CacheDirectory={place.title}"]
+        lines.append(f"Environment=CUDA_CACHE_PATH=/var/cache/{place.title}")
     elif touched.devices:
         lines += ["PrivateDevices=no", "DevicePolicy=closed"]
         lines += [f"DeviceAllow={_unit_word(rule)} rw" for rule in touched.device_rules]

@@ -122,11 +122,10 @@ def parts_of(job: Job) -> tuple[Part, ...]:
     """The compiled models, the app, the device tool, and the program for sinks if there are any."""
 
     def files(job: Job) -> list[Path]:
-        found: list[Path | None] = []
+        found: list[Path] = []
         for each in filter(None, (job, cpu_job(job))):
-            compiled = compile_job(each)
-            found += [compiled.library, compiled.graph, compiled.params, compiled.device_code]
-        return [file for file in found if file is not None]
+            found += compile_job(each).files
+        return found
 
     return (
         _part("model", lambda: files(job), job.model.size_bytes),

@@ -61,6 +61,16 @@ _OLDEST_JETPACK_WITH_A_PROFILE = 5
 
 
 @dataclass(frozen=True, kw_only=True)
+class CudaNeeds:
+    """What kernels are for: the architecture of their machine code ("sm_87"), the oldest CUDA of a
+    driver ("12.2"), and the oldest whose driver takes their PTX. Empty is what is not said."""
+
+    arch: str
+    driver: str
+    ptx: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class OldDriver:
     """A driver that does not support a version of CUDA: what there is, and the way out."""
 
@@ -90,6 +100,16 @@ def runs_on(arch: str, archs: Sequence[str]) -> bool:
     code = _capability(arch)
     there = [found for found in map(_capability, archs) if found]
     return not code or not there or any(gpu[0] == code[0] and gpu >= code for gpu in there)
+
+
+def later_than(arch: str, archs: Sequence[str]) -> bool:
+    """Whether one of the GPUs `archs` is later than `arch`, so that a driver may compile for it.
+
+    The same guide, section "PTX Compatibility": PTX is for its own compute capability and for all
+    that are higher.
+    """
+    code = _capability(arch)
+    return code is not None and any(gpu > code for gpu in map(_capability, archs) if gpu)
 
 
 def _jetson(release: str, need: Version) -> OldDriver | None:

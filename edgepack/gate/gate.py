@@ -8,7 +8,7 @@ the first few.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,9 +25,10 @@ from edgepack.bundle.manifest import (
     LIBRARY,
     MANIFEST_NAME,
     OPENCL_TEXT,
+    PTX,
 )
 from edgepack.device.facts import RENDER_NODES, DeviceFacts
-from edgepack.gate.cuda import find_old_driver, runs_on
+from edgepack.gate.cuda import CudaNeeds, find_old_driver, later_than, runs_on
 from edgepack.gate.elf import MAGIC, Elf, NotElfError, VersionNeed, find_instructions, read_elf
 
 APP_BYTES = 8 << 20
@@ -68,14 +69,15 @@ class Problem:
 
 
 class GateError(BundleError):
-    """A bundle does not fit a board or device; `problems` has all reasons."""
+    """A bundle, or what is to become one, does not fit a board or device; `problems` has all
+    reasons."""
 
-    def __init__(self, bundle: Bundle, where: str, problems: Sequence[Problem]) -> None:
+    def __init__(self, name: str, where: str, problems: Sequence[Problem]) -> None:
         lines = [f"{problem.file}: {problem.text}" for problem in problems[:_SHOWN_PROBLEMS]]
         if len(problems) > _SHOWN_PROBLEMS:
             lines.append(f"and {len(problems) - _SHOWN_PROBLEMS} more")
         super().__init__(
-            f"{bundle.path.name} does not fit {where}: " + "\n  ".join(lines),
+            f"{name} does not fit {where}: " + "\n  ".join(lines),
             hint=problems[0].hint,
         )
         self.problems = tuple(problems)
@@ -95,7 +97,7 @@ def check_bundle(bundle: Bundle, board: Board) -> None:
         except NotElfError as error:
             problems.append(Problem(file=name, text=error.message, hint=_again(board)))
     if problems:
-        raise GateError(bundle, f"{board.name} ({board.title})", problems)
+        raise GateError(bundle.path.name, f"{board.name} ({board.title})", problems)
 
 
 def check_device(bundle: Bundle, facts: DeviceFacts, *, send_bytes: int | None = None) -> None:
@@ -112,8 +114,12 @@ def check_device(bundle: Bundle, facts: DeviceFacts, *, send_bytes: int | None =
         *gpu_problems(bundle, facts),
     ]
     if problems:
-        title = f"{facts.hostname} ({facts.model})" if facts.model else facts.hostname
-        raise GateError(bundle, title, problems)
+        raise GateError(bundle.path.name, title_of(facts), problems)
+
+
+def title_of(facts: DeviceFacts) -> str:
+    """A device as errors of the gate name it."""
+    return f"{facts.hostname} ({facts.model})" if facts.model else facts.hostname
 
 
 _DRIVERS = {CUBIN: "libcuda.so.1", OPENCL_TEXT: "libOpenCL.so.1"}
@@ -131,24 +137,32 @@ def gpu_problems(bundle: Bundle, facts: DeviceFacts) -> Iterator[Problem]:
     whether the machine code is for the GPU. What the device does not say is no problem."""
     if any(name.startswith(CPU_FOLDER) for name in bundle.manifest.files):
         return  # the CPU runs it then
-    for name, driver in _DRIVERS.items():
-        if name not in bundle.manifest.files:
-            continue
-        if driver not in facts.gpu_drivers:
-            yield Problem(
-                file=name,
-                text=f"runs on a GPU by {driver}, which is not there",
-                hint="install the GPU's driver, or deploy with --compute cpu",
-            )
-            continue
-        if node := _closed_node(name, facts):
-            yield Problem(
-                file=name,
-                text=f"runs on a GPU, whose {node} {facts.user} may not open",
-                hint=f"add {facts.user} to its group, often video or render, or --compute cpu",
-            )
-        if name == CUBIN:
-            yield from _cuda_problems(bundle, facts)
+    for name in _DRIVERS:
+        if name in bundle.manifest.files:
+            yield from kernel_problems(name, lambda: _cuda_needs(bundle), facts)
+
+
+def kernel_problems(
+    name: str, needs: Callable[[], CudaNeeds], facts: DeviceFacts
+) -> Iterator[Problem]:
+    """The same of kernels in the file `name`, which is there or will be; `needs` tells what those
+    of CUDA are for."""
+    driver = _DRIVERS[name]
+    if driver not in facts.gpu_drivers:
+        yield Problem(
+            file=name,
+            text=f"runs on a GPU by {driver}, which is not there",
+            hint="install the GPU's driver, or deploy with --compute cpu",
+        )
+        return
+    if node := _closed_node(name, facts):
+        yield Problem(
+            file=name,
+            text=f"runs on a GPU, whose {node} {facts.user} may not open",
+            hint=f"add {facts.user} to its group, often video or render, or --compute cpu",
+        )
+    if name == CUBIN:
+        yield from _cuda_problems(needs(), facts)
 
 
 def _closed_node(name: str, facts: DeviceFacts) -> str:
@@ -160,22 +174,42 @@ def _closed_node(name: str, facts: DeviceFacts) -> str:
     return facts.gpu_closed[0] if needed and all(needed) else ""
 
 
-def _cuda_problems(bundle: Bundle, facts: DeviceFacts) -> Iterator[Problem]:
+def _cuda_needs(bundle: Bundle) -> CudaNeeds:
     gpu = read_json(bundle.file(GRAPH), error=BundleError).get("gpu")
     needs = gpu if isinstance(gpu, dict) else {}
-    cuda, arch = str(needs.get("driver", "")), str(needs.get("arch", ""))
-    if old := find_old_driver(facts, cuda):
+    return CudaNeeds(
+        arch=str(needs.get("arch", "")),
+        driver=str(needs.get("driver", "")),
+        ptx=str(needs.get("ptx", "")) if PTX in bundle.manifest.files else "",
+    )
+
+
+def _cuda_problems(needs: CudaNeeds, facts: DeviceFacts) -> Iterator[Problem]:
+    """Whether the device's driver is new enough, and whether the GPU is one that the machine code
+    is for, or a later one, for which the driver compiles PTX."""
+    if old := find_old_driver(facts, needs.driver):
         yield Problem(
             file=CUBIN,
-            text=f"needs a driver of CUDA {cuda} or newer; {old.text}",
+            text=f"needs a driver of CUDA {needs.driver} or newer; {old.text}",
             hint=old.hint,
         )
-    if not runs_on(arch, facts.gpu_archs):
+    if runs_on(needs.arch, facts.gpu_archs):
+        return
+    there = ", ".join(facts.gpu_archs)
+    if not needs.ptx or not later_than(needs.arch, facts.gpu_archs):
         yield Problem(
             file=CUBIN,
-            text=f"machine code for {arch}; the device's GPU is {', '.join(facts.gpu_archs)}",
+            text=f"machine code for {needs.arch}; the device's GPU is {there}",
             hint="choose the device's own board (edgepack boards), one whose gpu.arch is "
             f"{facts.gpu_archs[0]}, or deploy with --compute cpu",
+        )
+    elif old := find_old_driver(facts, needs.ptx):
+        yield Problem(
+            file=CUBIN,
+            text=f"machine code for {needs.arch}, which drivers of CUDA {needs.ptx} and newer "
+            f"compile again for later GPUs; the device's is {there}, and {old.text}",
+            hint="choose the device's own board (edgepack boards), one whose gpu.arch is "
+            f"{facts.gpu_archs[0]}, or {old.hint}",
         )
 
 

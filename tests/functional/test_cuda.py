@@ -238,6 +238,75 @@ def test_this_machines_driver_promises_no_more_than_its_compiler_needs(driver: P
     assert "arch='sm_89', driver='12.0'" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("arch", "loaded"),
+    [
+        ("87", "kernels.cubin"),
+        ("89", "kernels.cubin"),
+        ("90", "kernels.ptx"),
+        ("110", "kernels.ptx"),
+    ],
+)
+def test_a_later_gpu_has_its_driver_compile(
+    arch: str, loaded: str, bundle: Path, driver: Path, tmp_path: Path
+) -> None:
+    """Machine code is taken where it runs: without PTX, and without a compiler in the driver."""
+    outputs = [tmp_path / f"out{index}.npy" for index in range(2)]
+    words = [f"--output={path}" for path in outputs]
+    done = _run(bundle, driver, *words, STAND_IN_ARCH=arch)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(np.load(outputs[0]), np.load(bundle / "due0.npy"), rtol=1e-5)
+    np.testing.assert_array_equal(np.load(outputs[1]), np.load(bundle / "due1.npy"))
+    done = _run(bundle, driver, STAND_IN_ARCH=arch, STAND_IN_NO_JIT="1")
+    assert done.returncode == (0 if loaded == "kernels.cubin" else 7)
+    assert ("CUDA_ERROR_JIT_COMPILER_NOT_FOUND" in done.stderr) == (loaded == "kernels.ptx")
+
+
+def test_compiling_for_a_later_gpu_has_no_limit(bundle: Path, driver: Path) -> None:
+    slow = {"STAND_IN_ARCH": "90", "STAND_IN_COMPILES_US": "2500000"}
+    done = _run(bundle, driver, "--gpu-limit", "1", **slow)
+    assert done.returncode == 0, done.stderr
+
+
+def _with_gpu(bundle: Path, folder: Path, **said: str) -> Path:
+    """The bundle, whose plan says something else of the GPU."""
+    made = folder / "bundle"
+    shutil.copytree(bundle, made)
+    plan = json.loads((bundle / "model/graph.json").read_text())
+    plan["gpu"] |= said
+    (made / "model/graph.json").write_text(json.dumps(plan))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        ({"driver": "12.0"}, "12000"),  # the plan says that it needs 12.2
+        ({"driver": "12.0", "ptx": "12.0"}, "12010"),  # and here only the driver does
+    ],
+)
+def test_a_driver_that_is_too_old_for_a_later_gpu(
+    said: dict[str, str], version: str, bundle: Path, driver: Path, tmp_path: Path
+) -> None:
+    made = _with_gpu(bundle, tmp_path, **said)
+    done = _run(made, driver, STAND_IN_ARCH="87", STAND_IN_VERSION=version)
+    assert done.returncode == 0, done.stderr
+    done = _run(made, driver, STAND_IN_ARCH="90", STAND_IN_VERSION=version)
+    assert done.returncode == 7
+    ptx = said.get("ptx", "12.2")
+    assert f"sm_87, and for later GPUs with a driver of CUDA {ptx} or newer; this" in done.stderr
+    assert "stand-in for an NVIDIA GPU, sm_90 with a driver of CUDA 12." in done.stderr
+    assert "install a newer driver" in done.stderr
+
+
+def test_without_ptx_a_later_gpu_is_another(bundle: Path, driver: Path, tmp_path: Path) -> None:
+    made = _with_gpu(bundle, tmp_path, ptx="")
+    (made / "model/kernels.ptx").unlink()
+    done = _run(made, driver, STAND_IN_ARCH="90")
+    assert done.returncode == 7
+    assert "the kernels are for sm_87 with a driver of CUDA 12.2 or newer; this is" in done.stderr
+
+
 def test_a_driver_from_before_cuda_11_is_too_old(bundle: Path, tmp_path: Path) -> None:
     old = stand_in_cuda.build_driver(tmp_path, "-DWITHOUT_GRAPHS")
     done = _run(bundle, old)
@@ -253,7 +322,9 @@ def test_a_driver_from_before_cuda_11_is_too_old(bundle: Path, tmp_path: Path) -
         ({"STAND_IN_BUSY": "2"}, "gpu", 2, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"),
         # A device that is broken stays so, in the middle of a run, too.
         ({"STAND_IN_BROKEN": "5"}, "cpu", 3, "CUDA_ERROR_LAUNCH_FAILED"),
-        ({"STAND_IN_ARCH": "90"}, "cpu", 0, "sm_90"),
+        ({"STAND_IN_ARCH": "72"}, "cpu", 0, "sm_72"),
+        ({"STAND_IN_ARCH": "90"}, "gpu", 0, ""),
+        ({"STAND_IN_ARCH": "90", "STAND_IN_NO_JIT": "1"}, "cpu", 0, "COMPILER_NOT_FOUND"),
         ({"STAND_IN_VERSION": "11040"}, "cpu", 0, "a driver of CUDA 11.4"),
         ({"STAND_IN_VERSION": "13000"}, "gpu", 0, ""),
         ({"STAND_IN_DEVICES": "0"}, "cpu", 0, "knows no GPU"),

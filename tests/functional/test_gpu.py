@@ -831,10 +831,16 @@ def test_nvrtc_compiles_the_same_kernels(
     text = _cuda_text(model, FULL)
     compiler = Nvrtc(find_nvrtc(driver))
     assert compiler.version[:2] == driver[:2]
-    code = compiler.compile(text, arch)
-    assert code.startswith(b"\x7fELF")
+    code = compiler.compile_for_all(text, arch)
+    assert code.cubin.startswith(b"\x7fELF")
+    ptx = code.ptx.decode()
+    # NVIDIA, "PTX ISA", table "PTX Release History": of CUDA 11.8 and of 12.2.
+    isa = {"11.8": "7.8", "12.2": "8.2"}[code.ptx_driver]
+    assert f"\n.version {isa}\n.target {arch}\n" in ptx
+    assert ptx.endswith("\0")
     for function in set(re.findall(r"\bk[0-9a-f]{12}_\w+", text)):
-        assert function.encode() in code
+        assert function.encode() in code.cubin
+        assert f".entry {function}(" in ptx
 
 
 @_NVRTC

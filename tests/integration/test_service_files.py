@@ -233,6 +233,7 @@ def test_a_gpu_is_opened_by_its_groups(tmp_path: Path) -> None:
     assert values(lines, "ProtectClock") == ["no"]
     assert values(lines, "DeviceAllow") == []
     assert values(lines, "CacheDirectory") == ["edgepack-tiny"]
+    assert values(lines, "Environment") == ["CUDA_CACHE_PATH=/var/cache/edgepack-tiny"]
     assert values(lines, "SupplementaryGroups") == ["render video"]
     words = shlex.split(init_script(here, service).replace("\\\n", " "))
     assert [b for a, b in itertools.pairwise(words) if a == "--group"] == ["render", "video"]

@@ -161,10 +161,9 @@ def test_a_build_that_fails_is_that_error(tmp_path: Path) -> None:
     assert caught.value.exit_code == 3
 
 
-def test_errors_cross_processes_by_the_name_of_their_class(tmp_path: Path) -> None:
-    bundle = small_bundle(tmp_path)
+def test_errors_cross_processes_by_the_name_of_their_class() -> None:
     problem = Problem(file="model.so", text="too new", hint="package it again")
-    error = GateError(bundle, "rasp3b", [problem])
+    error = GateError("net-rasp3b-0123456789ab", "rasp3b", [problem])
     back = prefix_error(error_of(json.loads(json.dumps(describe(error)))), "rasp3b: ")
     assert type(back) is GateError
     assert (back.message, back.hint) == (f"rasp3b: {error.message}", error.hint)

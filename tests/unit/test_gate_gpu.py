@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from edgepack.bundle.manifest import CUBIN, GRAPH, OPENCL_TEXT
-from edgepack.gate.cuda import find_old_driver, runs_on
+from edgepack.bundle.manifest import CUBIN, GRAPH, OPENCL_TEXT, PTX
+from edgepack.gate.cuda import find_old_driver, later_than, runs_on
 from edgepack.gate.gate import Problem, gpu_problems
 
 CUDA = ("libcuda.so.1",)
@@ -148,6 +148,44 @@ def test_a_need_that_is_none(need: str) -> None:
 )
 def test_machine_code_and_gpus(arch: str, archs: tuple[str, ...], runs: bool) -> None:
     assert runs_on(arch, archs) is runs
+
+
+@pytest.mark.parametrize(
+    ("arch", "archs", "later"),
+    [
+        ("sm_87", ("sm_90",), True),
+        ("sm_72", ("sm_87",), True),
+        ("sm_87", ("sm_89",), True),
+        ("sm_90", ("sm_110",), True),
+        ("sm_87", ("sm_87",), False),
+        ("sm_87", ("sm_86", "sm_75"), False),
+        ("sm_90a", ("sm_100",), False),
+        ("", ("sm_100",), False),
+        ("sm_87", (), False),
+    ],
+)
+def test_gpus_that_a_driver_may_compile_for(arch: str, archs: tuple[str, ...], later: bool) -> None:
+    assert later_than(arch, archs) is later
+
+
+def test_a_later_gpu_needs_ptx_and_a_driver_for_it(tmp_path: Path) -> None:
+    later = {"gpu_archs": ("sm_90",), "nvidia_driver": "525.147.05"}
+    needs = {**NEEDS, "driver": "11.4", "ptx": "11.8"}
+    assert problems(tmp_path, CUBIN, PTX, gpu=needs, **later) == []
+    needs["ptx"] = "12.2"
+    (problem,) = problems(tmp_path, CUBIN, PTX, gpu=needs, **later)
+    assert problem.text == (
+        "machine code for sm_87, which drivers of CUDA 12.2 and newer compile again for later "
+        "GPUs; the device's is sm_90, and the device has NVIDIA's driver 525.147.05, and that "
+        "takes 535 at least"
+    )
+    assert "gpu.arch is sm_90" in problem.hint
+    assert "newer driver" in problem.hint
+    for files, gpu in (((CUBIN,), needs), ((CUBIN, PTX), {**needs, "ptx": ""})):
+        (problem,) = problems(tmp_path, *files, gpu=gpu, **later)
+        assert problem.text == "machine code for sm_87; the device's GPU is sm_90"
+    (problem,) = problems(tmp_path, CUBIN, PTX, gpu=needs, gpu_archs=("sm_86",))
+    assert problem.text == "machine code for sm_87; the device's GPU is sm_86"
 
 
 def test_an_old_driver_is_refused_with_the_way_out(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ class Gpu {
 /// What a GPU is given of a model. All outlive it.
 struct GpuModel {
   const Graph* graph = nullptr;
-  std::filesystem::path folder;  ///< that has kernels.cubin, or kernels.cl
+  std::filesystem::path folder;  ///< that has kernels.cubin and kernels.ptx, or kernels.cl
   const char* params = nullptr;
 };
 

@@ -292,6 +292,7 @@ void ReadGpu(JsonObject object, Graph* graph) {
   }
   graph->gpu.arch = object.String("arch");
   graph->gpu.driver = object.String("driver");
+  if (object.Has("ptx")) graph->gpu.ptx = object.String("ptx");
   for (JsonObject& launch : object.Objects("launches")) {
     graph->gpu.launches.push_back(ReadLaunch(std::move(launch), *graph));
   }

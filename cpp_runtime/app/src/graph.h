@@ -68,6 +68,7 @@ struct GpuPlan {
   std::string api;                  ///< "cuda" or "opencl"; empty: there is no GPU in the plan
   std::string arch;                 ///< of CUDA: what the kernels were compiled for, "sm_87"
   std::string driver;               ///< of CUDA: the oldest that was expected, "12.2"
+  std::string ptx;                  ///< of CUDA: the oldest that takes kernels.ptx, or empty
   std::vector<GpuLaunch> launches;  ///< by their calls
   std::vector<GpuCopy> copies;      ///< by what they come before
 };

@@ -1,7 +1,9 @@
-"""CUDA C -> machine code of one GPU, by NVRTC, NVIDIA's compiler as a library.
+"""CUDA C -> machine code of one GPU, and PTX, by NVRTC, NVIDIA's compiler as a library.
 
 It needs neither a GPU nor the toolkit: the library comes with the packages
-`nvidia-cuda-nvrtc-cu12` and `-cu11`. What it makes runs on drivers of its own major version on.
+`nvidia-cuda-nvrtc-cu12` and `-cu11`. Machine code of it runs on drivers of its own major version
+on. PTX is what drivers of its own version on compile for the GPU that they have, if that is of the
+same compute capability or a later one.
 """
 
 from __future__ import annotations
@@ -9,11 +11,16 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from edgepack.base.errors import ToolchainError
 from edgepack.gpus import NVRTC_MAJORS
+
+Made = TypeVar("Made")
 
 _SUCCESS = 0
 # Products and sums may be one rounding, as on the CPU; nothing else is less exact than IEEE 754.
@@ -52,6 +59,20 @@ def _has(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
+@dataclass(frozen=True, kw_only=True)
+class CudaCode:
+    """What NVRTC makes of a text: machine code for one architecture, and PTX for later ones.
+
+    `ptx` is text with a NUL at its end, as the driver reads it. `ptx_driver` is the oldest version
+    of CUDA whose driver takes it, e.g. "12.2". Of an architecture whose PTX is for no other GPU
+    ("sm_90a") both are empty.
+    """
+
+    cubin: bytes
+    ptx: bytes
+    ptx_driver: str
+
+
 class Nvrtc:
     """The compiler of one library."""
 
@@ -74,13 +95,18 @@ class Nvrtc:
 
         Raises NvrtcError with what the compiler says.
         """
-        if not re.fullmatch(r"sm_\d{2,3}a?", arch):
-            raise NvrtcError(f"{arch!r} is not the architecture of a GPU", hint="for example sm_87")
-        # It leaves the thread that calls it in another locale, by which Python reads text.
-        with ThreadPoolExecutor(max_workers=1) as other_thread:
-            return other_thread.submit(self._compile, text, arch).result()
+        return _in_other_thread(self._compile, text, arch)
+
+    def compile_for_all(self, text: str, arch: str) -> CudaCode:
+        """The same, and what later GPUs take: one run of the compiler makes both."""
+        return _in_other_thread(self._compile_for_all, text, arch)
 
     def _compile(self, text: str, arch: str) -> bytes:
+        return self._compile_for_all(text, arch).cubin
+
+    def _compile_for_all(self, text: str, arch: str) -> CudaCode:
+        if not re.fullmatch(r"sm_\d{2,3}a?", arch):
+            raise NvrtcError(f"{arch!r} is not the architecture of a GPU", hint="for example sm_87")
         program = ctypes.c_void_p()
         source = text.encode()
         self._check(
@@ -91,13 +117,19 @@ class Nvrtc:
             options = (ctypes.c_char_p * len(given))(*given)
             if self._library.nvrtcCompileProgram(program, len(given), options) != _SUCCESS:
                 raise NvrtcError(f"NVRTC refuses the kernels for {arch}: {self._log(program)}")
-            size = ctypes.c_size_t()
-            self._check("nvrtcGetCUBINSize", program, ctypes.byref(size))
-            made = ctypes.create_string_buffer(size.value)
-            self._check("nvrtcGetCUBIN", program, made)
-            return made.raw
+            cubin = self._made("CUBIN", program)
+            if arch.endswith("a"):
+                return CudaCode(cubin=cubin, ptx=b"", ptx_driver="")
+            return CudaCode(cubin=cubin, ptx=self._made("PTX", program), ptx_driver=self.version)
         finally:
             self._library.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def _made(self, kind: str, program: ctypes.c_void_p) -> bytes:
+        size = ctypes.c_size_t()
+        self._check(f"nvrtcGet{kind}Size", program, ctypes.byref(size))
+        made = ctypes.create_string_buffer(size.value)
+        self._check(f"nvrtcGet{kind}", program, made)
+        return made.raw
 
     def _log(self, program: ctypes.c_void_p) -> str:
         size = ctypes.c_size_t()
@@ -110,3 +142,9 @@ class Nvrtc:
         code = getattr(self._library, name)(*arguments)
         if code != _SUCCESS:
             raise NvrtcError(f"{self._path.name}: {name} failed with {code}")
+
+
+def _in_other_thread(compile: Callable[[str, str], Made], text: str, arch: str) -> Made:
+    """NVRTC leaves the thread that calls it in another locale, by which Python reads text."""
+    with ThreadPoolExecutor(max_workers=1) as other_thread:
+        return other_thread.submit(compile, text, arch).result()

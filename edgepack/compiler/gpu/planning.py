@@ -85,18 +85,34 @@ def plan_model(model: CheckedModel, board: Board, gpu: Gpu, precision: Precision
     return GpuPlan(plan=laid_out, kernels=kernels, reports=reports, target=target)
 
 
-def device_code(planned: GpuPlan, gpu: Gpu) -> tuple[str, bytes]:
-    """The name and the content of the file with the GPU's kernels.
+@dataclass(frozen=True, kw_only=True)
+class DeviceCode:
+    """The GPU's kernels: the content of each file by its name, the first of which is always there.
 
-    Of CUDA it is machine code for the GPU's own architecture, of OpenCL text. Raises `NvrtcError`.
+    `ptx_driver` is the oldest version of CUDA whose driver compiles kernels.ptx, if there is one.
+    """
+
+    files: Mapping[str, bytes]
+    ptx_driver: str = ""
+
+
+def device_code(planned: GpuPlan, gpu: Gpu) -> DeviceCode:
+    """The files with the GPU's kernels.
+
+    Of CUDA that is machine code for the GPU's own architecture, with PTX for later ones, of OpenCL
+    text. Raises `NvrtcError`.
     """
     text = whole_text(gpu.api, [kernel.text for kernel in planned.on_gpu.values()])
-    if gpu.api == CUDA:
-        return "kernels.cubin", Nvrtc(find_nvrtc(gpu.driver)).compile(text, gpu.arch)
-    return "kernels.cl", text.encode()
+    if gpu.api != CUDA:
+        return DeviceCode(files={"kernels.cl": text.encode()})
+    made = Nvrtc(find_nvrtc(gpu.driver)).compile_for_all(text, gpu.arch)
+    files = {"kernels.cubin": made.cubin}
+    if made.ptx:
+        files["kernels.ptx"] = made.ptx
+    return DeviceCode(files=files, ptx_driver=made.ptx_driver)
 
 
-def describe(planned: GpuPlan, gpu: Gpu) -> dict[str, Any]:
+def describe(planned: GpuPlan, gpu: Gpu, code: DeviceCode) -> dict[str, Any]:
     """What graph.json says of the GPU's part."""
     on_gpu = planned.on_gpu
     launches = [
@@ -119,6 +135,7 @@ def describe(planned: GpuPlan, gpu: Gpu) -> dict[str, Any]:
         "api": gpu.api,
         "arch": gpu.arch,
         "driver": gpu.driver,
+        **({"ptx": code.ptx_driver} if code.ptx_driver else {}),
         "launches": launches,
         "copies": copies,
     }

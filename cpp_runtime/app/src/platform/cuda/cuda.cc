@@ -2,9 +2,12 @@
 
 #include <array>
 #include <charconv>
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -85,6 +88,16 @@ int VersionNumber(const std::string& text) {
   return major < 0 || major > kMost || minor < 0 || minor > 99 ? 0 : major * 1000 + minor * 10;
 }
 
+/// Of "sm_87" 87; of what is none 0, as of code for one GPU only, "sm_90a".
+int ArchNumber(const std::string& text) {
+  constexpr std::string_view kPrefix = "sm_";
+  if (text.compare(0, kPrefix.size(), kPrefix) != 0) return 0;
+  int number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [point, failed] = std::from_chars(text.data() + kPrefix.size(), end, number);
+  return failed != std::errc() || point != end || number < 10 ? 0 : number;
+}
+
 class CudaModel;
 
 class CudaSession final : public GpuSession {
@@ -122,18 +135,20 @@ class CudaModel final : public Gpu, public std::enable_shared_from_this<CudaMode
  public:
   explicit CudaModel(const GpuModel& model) : graph(model.graph) {
     const DriverCalls calls(CurrentDriverLimit(false));
-    const DriverCalls::Call call(calls);
-    const CUresult code = functions.Init(0);
-    if (code == kNoDevice) {
-      throw GpuError("gpu-none", "the driver knows no GPU on this machine", kOtherProcessor);
+    {
+      const DriverCalls::Call call(calls);
+      const CUresult code = functions.Init(0);
+      if (code == kNoDevice) {
+        throw GpuError("gpu-none", "the driver knows no GPU on this machine", kOtherProcessor);
+      }
+      Check(functions, "cuInit", code);
+      Check(functions, "cuDeviceGet", functions.DeviceGet(&device_, 0));
+      if (DriverVersion() < VersionNumber(graph->gpu.driver)) ThrowOther();
+      Check(functions, "cuDevicePrimaryCtxRetain", functions.PrimaryCtxRetain(&context, device_));
     }
-    Check(functions, "cuInit", code);
-    Check(functions, "cuDeviceGet", functions.DeviceGet(&device_, 0));
-    if (DriverVersion() < VersionNumber(graph->gpu.driver)) ThrowOther();
-    Check(functions, "cuDevicePrimaryCtxRetain", functions.PrimaryCtxRetain(&context, device_));
     try {
-      Check(functions, "cuCtxSetCurrent", functions.CtxSetCurrent(context));
-      LoadKernels(model.folder / "kernels.cubin");
+      LoadKernels(model.folder, calls);
+      const DriverCalls::Call call(calls);
       params = Allocate(graph->params_bytes, "the weights");
       if (graph->params_bytes > 0) {
         Check(functions, "copying the weights",
@@ -191,23 +206,65 @@ class CudaModel final : public Gpu, public std::enable_shared_from_this<CudaMode
   std::vector<CUfunction> kernels;
 
  private:
-  void LoadKernels(const std::filesystem::path& path) {
-    MemoryMap file;
-    try {
-      file = MemoryMap::File(path);
-    } catch (const std::system_error& error) {
-      throw BundleError("cannot read " + path.string() + ": " + error.code().message());
+  /// Machine code, where this GPU runs it; else what the driver compiles for it.
+  void LoadKernels(const std::filesystem::path& folder, const DriverCalls& calls) {
+    CUresult code = kNoBinaryForGpu;
+    std::filesystem::path file = folder / "kernels.cubin";
+    {
+      const DriverCalls::Call call(calls);
+      Check(functions, "cuCtxSetCurrent", functions.CtxSetCurrent(context));
+      if (RunsMachineCode()) code = functions.ModuleLoadData(&module_, ReadFile(file).c_str());
     }
-    const CUresult code = functions.ModuleLoadData(&module_, file.data());
+    if (code == kNoBinaryForGpu && !graph->gpu.ptx.empty() && IsLater()) {
+      if (DriverVersion() < VersionNumber(graph->gpu.ptx)) ThrowTooOldForPtx();
+      // Compiling takes as long as it takes: nobody waits for an end of the call.
+      file = folder / "kernels.ptx";
+      code = functions.ModuleLoadData(&module_, ReadFile(file).c_str());
+      if (code == kUnsupportedPtxVersion) ThrowTooOldForPtx();
+      if (code == kNoPtxCompiler || code == kPtxIsOff) ThrowNoPtx(code);
+    }
     if (code == kNoBinaryForGpu || code == kUnsupportedPtxVersion) ThrowOther();
+    const DriverCalls::Call call(calls);
     Check(functions, "loading the kernels", code);
     for (const GpuLaunch& launch : graph->gpu.launches) {
       CUfunction function = nullptr;
       if (functions.ModuleGetFunction(&function, module_, launch.function.c_str()) != kSuccess) {
-        throw BundleError("kernels.cubin has no kernel '" + launch.function + "'");
+        throw BundleError(file.filename().string() + " has no kernel '" + launch.function + "'");
       }
       kernels.push_back(function);
     }
+  }
+
+  /// With a NUL behind it, by which the driver finds the end of PTX.
+  static std::string ReadFile(const std::filesystem::path& path) {
+    std::ifstream file(path, std::ios::binary);
+    std::string text{std::istreambuf_iterator<char>(file), {}};
+    if (!file.good() && text.empty()) throw BundleError("cannot read " + path.string());
+    return text;
+  }
+
+  /// 87 of compute capability 8.7; 0: it does not say.
+  [[nodiscard]] int Capability() const {
+    int major = 0;
+    int minor = 0;
+    if (functions.DeviceGetAttribute(&major, kComputeCapabilityMajor, device_) != kSuccess ||
+        functions.DeviceGetAttribute(&minor, kComputeCapabilityMinor, device_) != kSuccess) {
+      return 0;
+    }
+    return major * 10 + minor;
+  }
+
+  /// By NVIDIA's rule: on the same major compute capability from its own minor one on. Where it is
+  /// not known, the driver is asked.
+  [[nodiscard]] bool RunsMachineCode() const {
+    const int code = ArchNumber(graph->gpu.arch);
+    const int gpu = Capability();
+    return code == 0 || gpu == 0 || (gpu / 10 == code / 10 && gpu >= code);
+  }
+
+  [[nodiscard]] bool IsLater() const {
+    const int code = ArchNumber(graph->gpu.arch);
+    return code != 0 && Capability() > code;
   }
 
   /// 0: it does not say.
@@ -218,18 +275,31 @@ class CudaModel final : public Gpu, public std::enable_shared_from_this<CudaMode
 
   /// What the kernels are for, and what is here.
   [[noreturn]] void ThrowOther() const {
-    int major = 0;
-    int minor = 0;
-    if (functions.DeviceGetAttribute(&major, kComputeCapabilityMajor, device_) != kSuccess ||
-        functions.DeviceGetAttribute(&minor, kComputeCapabilityMinor, device_) != kSuccess) {
-      major = minor = 0;
-    }
     throw GpuError("gpu-other",
                    "the kernels are for " + graph->gpu.arch + " with a driver of CUDA " +
-                       graph->gpu.driver + " or newer; this is " + name() + ", sm_" +
-                       std::to_string(major) + std::to_string(minor) + " with a driver of CUDA " +
-                       Version(DriverVersion()),
+                       graph->gpu.driver + " or newer; " + Here(),
                    "deploy again for this board's own profile");
+  }
+
+  [[noreturn]] void ThrowTooOldForPtx() const {
+    throw GpuError("gpu-other",
+                   "the kernels are for " + graph->gpu.arch +
+                       ", and for later GPUs with a driver of CUDA " + graph->gpu.ptx +
+                       " or newer; " + Here(),
+                   "install a newer driver, or deploy again for this board's own profile");
+  }
+
+  [[noreturn]] void ThrowNoPtx(CUresult code) const {
+    throw GpuError("gpu-other",
+                   "the kernels are for " + graph->gpu.arch +
+                       ", and the driver does not compile them for a later GPU (" +
+                       Described(functions, code) + "); " + Here(),
+                   "deploy again for this board's own profile");
+  }
+
+  [[nodiscard]] std::string Here() const {
+    return "this is " + name() + ", sm_" + std::to_string(Capability()) +
+           " with a driver of CUDA " + Version(DriverVersion());
   }
 
   void Close() {
