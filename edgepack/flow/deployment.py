@@ -42,11 +42,12 @@ from edgepack.device.facts import gather
 from edgepack.device.options import COMMAND_TIMEOUT_S
 from edgepack.device.patience import Patience
 from edgepack.flow.arguments import Preprocess, project_from
-from edgepack.flow.job import board_of, make_job, package_job
+from edgepack.flow.job import Job, board_of, make_job, needed_gpu, package_job
 from edgepack.flow.photos import is_image, is_photo, save_png
 from edgepack.flow.project import Project
 from edgepack.flow.session import Session
-from edgepack.gate.gate import needs_opencl
+from edgepack.gate.gate import GateError, needs_opencl, title_of
+from edgepack.gate.profile import profile_problems
 from edgepack.native.wheel_places import Places, wheels_from
 
 if TYPE_CHECKING:
@@ -450,17 +451,31 @@ def build_bundle(
 ) -> tuple[Bundle, Board]:
     """The project's bundle, made in the cache, and its board.
 
-    The device is asked only if the board leaves open which C library it has.
-    Raises what `make_job`, `package_job`, `sign_folder` and connecting raise.
+    The device is asked before that only if the board leaves open which C library it has, and for
+    what runs on a GPU alone: whether its driver is there and takes what will be made. Raises what
+    `make_job`, `package_job`, `sign_folder` and connecting raise, and `GateError`.
     """
     board = board_of(project)
     if board.libc == "any" and project.static is None:
         project = fit_libc(project, board, connection.to(board))
     job = make_job(project)
+    _check_gpu(job, connection)
     bundle = package_job(job, cache_dir() / "made" / job.board.name, progress=progress)
     if sign is not None:
         sign_folder(bundle, sign)
     return bundle, job.board
+
+
+def _check_gpu(job: Job, connection: Connection) -> None:
+    gpu = needed_gpu(job)
+    if gpu is None:
+        return
+    device = connection.to(job.board, opencl=gpu.api == "opencl")
+    facts = gather(device, Layout.of(root_of(job.project)).root)
+    glibc = job.toolchain.toolchain.glibc
+    if problems := [*profile_problems(job.board, glibc, facts, gpu)]:
+        name = f"{job.project.name} for {job.board.name}"
+        raise GateError(name, title_of(facts), problems)
 
 
 def fit_libc(project: Project, board: Board, device: Device) -> Project:

@@ -14,7 +14,7 @@ from edgepack.deploy.deploy import DeployPlan
 from edgepack.deploy.remote_tool import Layout
 from edgepack.device.base import Device
 from edgepack.device.facts import DeviceFacts, gather
-from edgepack.flow.job import Job, app_of, compile_job, cpu_job, make_job
+from edgepack.flow.job import Job, app_of, compile_job, cpu_job, make_job, needed_gpu
 from edgepack.flow.sinks import fetch_mosquitto
 from edgepack.flow.stages import OpenStage, project_of
 from edgepack.frontend.precision import FULL
@@ -102,7 +102,7 @@ def look(job: Job, device: Device | None, root: str, name: str) -> DryRun:
         layout = Layout.of(root)
         facts = gather(device, layout.root)
         glibc = job.toolchain.toolchain.glibc
-        problems = tuple(profile_problems(job.board, glibc, facts))
+        problems = tuple(profile_problems(job.board, glibc, facts, needed_gpu(job)))
         if facts.tool:
             release = remote_tool.status(device, root).current
             current = release.release if release else None

@@ -387,6 +387,11 @@ def app_of(job: Job, runtime: RuntimeBuild) -> Path:
     return runtime.app if gpu_of(job) is None else runtime.gpu_app
 
 
+def needed_gpu(job: Job) -> Gpu | None:
+    """The GPU without which the model does not run; raises what `gpu_of` does."""
+    return None if cpu_job(job) is not None else gpu_of(job)
+
+
 class NoClassesError(ConfigError):
     """The model gives no scores of classes, and one is expected of the golden photo."""
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgepack.boards import Board, version_tuple
+from edgepack.bundle.manifest import CUBIN, OPENCL_TEXT
 from edgepack.device.facts import DeviceFacts
-from edgepack.gate.gate import KERNELS, Problem
+from edgepack.gate.cuda import CudaNeeds
+from edgepack.gate.gate import KERNELS, Problem, kernel_problems
+from edgepack.gpus import Gpu
 
 
-def profile_problems(board: Board, glibc: str, facts: DeviceFacts) -> Iterator[Problem]:
+def profile_problems(
+    board: Board, glibc: str, facts: DeviceFacts, gpu: Gpu | None = None
+) -> Iterator[Problem]:
     """Why `gate.check_device` will refuse any bundle for `board` on the device of `facts`.
 
     `glibc` is the version that programs for the board are linked against, e.g. "2.28"; static ones
-    (`board.is_static`) need none.
+    (`board.is_static`) need none. `gpu` is what the model is compiled for, unless the CPU may run
+    it, too.
     """
     kernels = KERNELS.get(board.triple.partition("-")[0])
     if facts.system != "Linux" or kernels is None or not kernels.fullmatch(facts.machine):
@@ -38,6 +44,11 @@ def profile_problems(board: Board, glibc: str, facts: DeviceFacts) -> Iterator[P
             text="no program can run in that folder: its file system is mounted noexec",
             hint="another folder with --root, or ask its owner to mount it without noexec",
         )
+    if gpu is not None:
+        # Which drivers take the PTX is known of what NVRTC has made: the oldest is let through.
+        needs = CudaNeeds(arch=gpu.arch, driver=gpu.driver, ptx=gpu.driver)
+        name = CUBIN if gpu.api == "cuda" else OPENCL_TEXT
+        yield from kernel_problems(name, lambda: needs, facts)
 
 
 def _libc_problems(board: Board, glibc: str, facts: DeviceFacts) -> Iterator[Problem]:

@@ -23,14 +23,15 @@ FACTS = Path(__file__).parent / "facts"
 PI = "raspberry-pi-3b-bullseye-32"
 
 
-def answers(*files: str, tool: str = "") -> str:
-    """What devices said, of several the last that was asked."""
+def answers(*files: str, tool: str = "", **more: str) -> str:
+    """What devices said, of several the last that was asked; `more` are other facts."""
     said = {
         case["fact"]: case["output"]
         for file in files
         for case in json.loads((FACTS / f"{file}.json").read_text())
     }
-    return "".join(f"\n@@edgepack:{name}\n{text}" for name, text in {**said, "tool": tool}.items())
+    said |= {**more, "tool": tool}
+    return "".join(f"\n@@edgepack:{name}\n{text}" for name, text in said.items())
 
 
 @pytest.fixture
@@ -93,6 +94,81 @@ def test_a_device_of_another_kind_is_refused_before_anything_is_built(
     code, out, _ = dry_run(model, said, monkeypatch, capsys, "--json")
     (problem,) = json.loads(out)["problems"]
     assert (code, problem["text"].partition(";")[0]) == (5, "has neon")
+
+
+JETSON = {
+    "gpu": "libcuda.so.1\n",
+    "nvidia_driver": "# R36 (release), REVISION: 3.0, GCID: 36923193, BOARD: generic\n",
+    "gpu_archs": "nvidia,tegra234\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("said", "compute", "text", "hint"),
+    [
+        ({}, "gpu", "", ""),
+        ({"gpu": ""}, "gpu", "runs on a GPU by libcuda.so.1, which is not there", "--compute cpu"),
+        (
+            {"gpu": "libcuda.so.1\n/dev/nvhost-gpu\n"},
+            "gpu",
+            "runs on a GPU, whose /dev/nvhost-gpu pi may not open",
+            "often video or render",
+        ),
+        (
+            {"nvidia_driver": "# R35 (release), REVISION: 4.1, GCID: 33958178, BOARD: generic\n"},
+            "gpu",
+            "needs a driver of CUDA 12.2 or newer; the device has Jetson Linux 35.4.1 (JetPack 5)",
+            "profile for JetPack 5",
+        ),
+        (
+            {"gpu_archs": "nvidia,tegra194\n"},
+            "gpu",
+            "machine code for sm_87; the device's GPU is sm_72",
+            "gpu.arch is sm_72",
+        ),
+        ({"gpu_archs": "9.0\n"}, "gpu", "", ""),  # its driver compiles PTX
+        ({"gpu": ""}, "gpu, else cpu", "", ""),
+        ({"gpu": ""}, "cpu", "", ""),
+    ],
+)
+def test_what_a_gpu_lacks_is_known_before_anything_is_built(
+    said: dict[str, str],
+    compute: str,
+    text: str,
+    hint: str,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Neither NVRTC nor a driver is asked."""
+    answer = answers(PI, "rk3399-aarch64-trixie", **{**JETSON, **said})
+    answer = answer.replace(" cpuid", " cpuid fphp asimdhp asimddp")  # as of the Jetson's cores
+    words = ("--board", "jetson-orin-nano-jetpack6", "--compute", compute)
+    code, out, _ = dry_run(model, answer, monkeypatch, capsys, *words, "--json")
+    problems = json.loads(out)["problems"]
+    assert code == (GateError.exit_code if text else 0)
+    assert len(problems) == bool(text)
+    for problem in problems:
+        assert problem["file"] == "model/kernels.cubin"
+        assert problem["text"].startswith(text)
+        assert hint in problem["hint"]
+
+
+def test_a_deploy_is_refused_for_its_gpu_before_anything_is_built(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = answers(PI, "rk3399-aarch64-trixie", **{**JETSON, "gpu_archs": "nvidia,tegra194\n"})
+    device = ScriptedDevice("pi@board", lambda _: said.replace(" cpuid", " fphp asimdhp asimddp"))
+    monkeypatch.setattr("edgepack.flow.deployment.open_device", lambda *_, **__: device)
+    monkeypatch.setattr(
+        "edgepack.flow.deployment.package_job", lambda *_, **__: pytest.fail("it was built")
+    )
+    to = ("--board", "jetson-orin-nano-jetpack6", "--device", "pi@board", "--compute", "gpu")
+    assert main(["deploy", str(model), *to]) == GateError.exit_code
+    said = capsys.readouterr().err
+    assert "net for jetson-orin-nano-jetpack6 does not fit" in said
+    assert "machine code for sm_87; the device's GPU is sm_72" in said
+    assert len(device.commands) == 1
 
 
 def test_programs_that_need_no_c_library_run_where_there_is_another() -> None:
