@@ -16,6 +16,7 @@
 //   STAND_IN_BLOCKS   after so many launches the driver does not come back from one
 //   STAND_IN_NO_JIT   1: the driver's compiler of PTX is not installed
 //   STAND_IN_COMPILES_US  microseconds that compiling PTX takes
+//   STAND_IN_SLOW_CLOCK  so many times what passes between two events is said of them
 //   STAND_IN_TAKES_US microseconds that pass, from the first launch of a run to its end, at least
 // Built with -DWITHOUT_GRAPHS it is a driver from before CUDA 11.
 #include <chrono>
@@ -30,6 +31,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -77,6 +79,9 @@ struct Graph {
   std::vector<Work> work;
 };
 using Clock = std::chrono::steady_clock;
+struct Event {
+  std::optional<Clock::time_point> at;
+};
 struct Stream {
   std::vector<Work> work;
   Clock::time_point began;
@@ -425,6 +430,28 @@ API cuStreamDestroy_v2(Stream* stream) {
   LOCKED;
   WaitForDevice();
   delete stream;
+  return kSuccess;
+}
+API cuEventCreate(Event** made, unsigned) {
+  LOCKED;
+  *made = new Event;
+  return kSuccess;
+}
+API cuEventDestroy_v2(Event* event) {
+  LOCKED;
+  delete event;
+  return kSuccess;
+}
+API cuEventRecord(Event* event, Stream* stream) {
+  LOCKED;
+  event->at.reset();
+  return Put(stream, [=] { return event->at = Clock::now(), kSuccess; });
+}
+API cuEventElapsedTime(float* taken_ms, Event* from, Event* to) {
+  LOCKED;
+  if (!from->at || !to->at) return kNotReady;
+  *taken_ms = std::chrono::duration<float, std::milli>(*to->at - *from->at).count() *
+              static_cast<float>(Said("STAND_IN_SLOW_CLOCK", 1));
   return kSuccess;
 }
 API cuStreamBeginCapture_v2(Stream* stream, int) {

@@ -239,7 +239,7 @@ def profile_lines(profile: Profile) -> list[str]:
     return [
         table(rows, ("LAYER", "OPERATOR", f"MS{mark.upper()}", "SHARE", "GFLOP/S")),
         "",
-        f"medians of {profile.runs} runs; reading the clock adds "
+        f"medians of {profile.runs} runs; measuring adds "
         f"{profile.overhead_ms:.3f} ms{mark} to a run",
     ]
 

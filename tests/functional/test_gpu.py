@@ -138,6 +138,22 @@ def test_a_network_is_computed_by_both_processors(model: Path, opencl: Gpu, tmp_
     assert [array.tobytes() for array in _run(bundle, [x], 2)] == [a.tobytes() for a in got]
 
 
+def test_a_profile_has_the_gpus_own_times(model: Path, opencl: Gpu, tmp_path: Path) -> None:
+    bundle = _bundle(model, opencl, tmp_path)
+    np.save(tmp_path / "x.npy", np.zeros((1, 3, 33, 29), "float32"))
+    board = get_board("local")
+    app = build_runtime(board, select(board).toolchain).app
+    words = ["--input", str(tmp_path / "x.npy"), "--json", "--bench=1", "--profile"]
+    done = subprocess.run([app, "--bundle", bundle, *words], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    layers = report["profile"]["layers"]
+    assert len(layers) == len(json.loads((bundle / "model/graph.json").read_text())["calls"])
+    assert all(layer["ms"] > 0 for layer in layers)
+    whole_ms = report["bench"]["p50_ms"] + report["profile"]["overhead_ms"]
+    assert sum(layer["ms"] for layer in layers) <= whole_ms
+
+
 def test_nan_and_infinity_go_through(model: Path, opencl: Gpu, tmp_path: Path) -> None:
     """A broken sensor's values are not made plausible."""
     b = Builder()

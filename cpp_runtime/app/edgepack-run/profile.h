@@ -19,15 +19,16 @@ struct Profile {
   };
 
   std::size_t runs = 0;
-  /// What reading the clock adds to a run: the median of profiled runs less that of the others.
+  /// What measuring adds to a run: the median of profiled runs less that of the others.
   double overhead_ms = 0;
   std::vector<Entry> entries;
 };
 
-/// Sums up profiled runs, one list of milliseconds (one per layer) each. `plain_ms` are runs of
-/// the same model without a profile, made in turns with them. Neither may be empty.
+/// Sums up profiled runs, one list of milliseconds (one per layer) each; `whole_ms` is what each of
+/// them took. `plain_ms` are runs of the same model without a profile, made in turns with them.
+/// None may be empty.
 Profile MakeProfile(const std::vector<Layer>& layers,
                     const std::vector<std::vector<double>>& runs_ms,
-                    const std::vector<double>& plain_ms);
+                    const std::vector<double>& whole_ms, const std::vector<double>& plain_ms);
 
 }  // namespace edgepack

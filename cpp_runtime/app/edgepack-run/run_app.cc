@@ -342,6 +342,7 @@ void Run(const Options& options, Session* session, Report* report,
   Report::Bench bench;
   bench.warmup = options.warmup;
   std::vector<std::vector<double>> profiled;
+  std::vector<double> profiled_ms;
   for (int i = 0; i < *options.bench; ++i) {
     inputs.Restore(*session);
     const Stopwatch run;
@@ -349,11 +350,14 @@ void Run(const Options& options, Session* session, Report* report,
     bench.times_ms.push_back(run.ms());
     if (options.profile) {
       inputs.Restore(*session);
+      const Stopwatch whole;
       session->Run(&profiled.emplace_back());
+      profiled_ms.push_back(whole.ms());
     }
   }
-  if (options.profile)
-    report->profile = MakeProfile(session->model().layers(), profiled, bench.times_ms);
+  if (options.profile) {
+    report->profile = MakeProfile(session->model().layers(), profiled, profiled_ms, bench.times_ms);
+  }
   report->run_ms = Summarise(bench.times_ms).p50;
   report->bench = std::move(bench);
 }

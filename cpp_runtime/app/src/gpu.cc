@@ -62,16 +62,18 @@ bool WaitUntil(const DriverLimit& limit, const Done& done) {
 
 bool GpuHangs() { return some_hangs; }
 
-void GpuSession::Enter() {
+void GpuSession::Enter(bool times) {
   const DriverCalls::Call call(calls_);
   EnterDriver();
   first_ = end_ = 0;
-  if (!hangs_) return;
-  if (!Done()) {
+  timed_ = false;
+  if (hangs_ && !Done()) {
     throw GpuLostError("gpu-hang", "the GPU still hangs: it has not ended an earlier run",
                        "a device that hangs may need a reboot");
   }
   hangs_ = false;
+  if (times != times_) SetTimes(times);
+  times_ = times;
 }
 
 void GpuSession::ToGpu(std::size_t offset, std::size_t bytes) {
@@ -91,6 +93,14 @@ void GpuSession::Launch(std::size_t first, std::size_t end) {
   end_ = end;
   const DriverCalls::Call call(calls_);
   StartLaunches(first, end);
+  timed_ = times_;
+}
+
+std::optional<double> GpuSession::TakenMs() {
+  if (!timed_) return std::nullopt;
+  timed_ = false;
+  const DriverCalls::Call call(calls_);
+  return Taken();
 }
 
 void GpuSession::Wait() {

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,8 +28,8 @@ class GpuSession {
   GpuSession& operator=(GpuSession&&) = delete;
 
   /// To be called by the thread that makes the following calls. Throws GpuLostError for a GPU that
-  /// still hangs.
-  void Enter();
+  /// still hangs. With `times` launches are timed until the next call of this.
+  void Enter(bool times = false);
   /// Copies bytes of the host's arena into the GPU's, or from there to `to`. All of this is done in
   /// order, and maybe later: see Wait.
   void ToGpu(std::size_t offset, std::size_t bytes);
@@ -38,6 +39,9 @@ class GpuSession {
   /// Returns when everything is done. Throws GpuError if something of it failed, and GpuLostError
   /// if it is not done within the limit: it may still be done later.
   void Wait();
+  /// Milliseconds that the GPU took for the last Launch, by its own clock, once Wait has returned;
+  /// nothing if it was not timed, or was asked for before.
+  [[nodiscard]] std::optional<double> TakenMs();
   /// Waits for what is under way, whatever becomes of it. False if the GPU hangs: then nothing that
   /// the GPU or its driver may use, this object among it, must be freed ever.
   [[nodiscard]] bool Settles();
@@ -47,6 +51,10 @@ class GpuSession {
 
   /// The same, of one driver. `GiveAll` is called once everything was given that is waited for.
   virtual void EnterDriver() = 0;
+  /// From now on StartLaunches times what it starts, or not. Nothing is under way.
+  virtual void SetTimes(bool on) = 0;
+  /// Of the last StartLaunches, which is done.
+  [[nodiscard]] virtual double Taken() = 0;
   virtual void StartToGpu(std::size_t offset, std::size_t bytes) = 0;
   virtual void StartToCpu(std::size_t offset, std::size_t bytes, char* to) = 0;
   virtual void StartLaunches(std::size_t first, std::size_t end) = 0;
@@ -65,6 +73,8 @@ class GpuSession {
   std::size_t first_ = 0;
   std::size_t end_ = 0;
   bool hangs_ = false;
+  bool times_ = false;
+  bool timed_ = false;
 };
 
 /// Whether a GPU still runs a model that the CPU could run, too. Any number of threads may use it.

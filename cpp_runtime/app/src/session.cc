@@ -400,7 +400,7 @@ struct Session::State {
   template <typename After>
   void All(Look at_calls, const After& after) {
     look = at_calls;
-    if (gpu != nullptr) gpu->Enter();
+    if (gpu != nullptr) gpu->Enter(look == Look::kTimes);
     Do(0, args.size(), 0, false, after);
     if (gpu != nullptr) {
       Copy(stretches.back());
@@ -512,8 +512,11 @@ void Session::Run(std::vector<double>* times_ms) {
   Clock::time_point start = Clock::now();
   state_->All(State::Look::kTimes, [&](std::size_t i) {
     const Clock::time_point end = Clock::now();
-    (*times_ms)[i] += std::chrono::duration<double, std::milli>(end - start).count();
-    start = end;
+    const std::optional<double> on_gpu =
+        state_->gpu != nullptr ? state_->gpu->TakenMs() : std::nullopt;
+    (*times_ms)[i] +=
+        on_gpu ? *on_gpu : std::chrono::duration<double, std::milli>(end - start).count();
+    start = on_gpu ? Clock::now() : end;
   });
 }
 

@@ -27,9 +27,12 @@ class ToldSession final : public GpuSession {
   bool fails = false;
   std::function<void()> in_launch = [] {};
   int launched = 0;
+  bool times = false;
 
  private:
   void EnterDriver() override {}
+  void SetTimes(bool on) override { times = on; }
+  [[nodiscard]] double Taken() override { return 2.5; }
   void StartToGpu(std::size_t /*offset*/, std::size_t /*bytes*/) override {}
   void StartToCpu(std::size_t /*offset*/, std::size_t /*bytes*/, char* /*to*/) override {}
   void StartLaunches(std::size_t first, std::size_t end) override {
@@ -76,6 +79,26 @@ TEST_CASE("a GPU that does not end is said to hang, until it ends") {
   session.Wait();
   CHECK(session.launched == 3);
   CHECK(session.Settles());
+}
+
+TEST_CASE("launches are timed if that is asked for, and told once") {
+  const Graph graph = TwoLaunches();
+  ToldSession session(&graph, milliseconds(1000));
+  session.done = true;
+  session.Enter();
+  session.Launch(0, 1);
+  session.Wait();
+  CHECK(!session.times);
+  CHECK(!session.TakenMs());
+  session.Enter(true);
+  CHECK(session.times);
+  CHECK(!session.TakenMs());
+  session.Launch(0, 1);
+  session.Wait();
+  CHECK(session.TakenMs() == 2.5);
+  CHECK(!session.TakenMs());
+  session.Enter();
+  CHECK(!session.times);
 }
 
 TEST_CASE("what fails on a GPU is named, and nothing of it is under way") {

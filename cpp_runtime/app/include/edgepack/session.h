@@ -59,7 +59,7 @@ class Session {
 
   /// The same, and writes the milliseconds of each kernel call, one per layer, to `times_ms`: of a
   /// loop those of all its turns. The clock is std::chrono::steady_clock, read once between two
-  /// calls.
+  /// calls; of what a GPU does it is the GPU's own, and copies to it count for no call.
   void Run(std::vector<double>* times_ms);
 
   /// The same, and calls `after` behind each kernel call, with the layer's index: in a loop as

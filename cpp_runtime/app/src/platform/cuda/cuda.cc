@@ -43,6 +43,10 @@ Functions::Functions()
   library.Find("cuStreamCreate", &StreamCreate);
   library.Find("cuStreamDestroy_v2", &StreamDestroy);
   library.Find("cuStreamQuery", &StreamQuery);
+  library.Find("cuEventCreate", &EventCreate);
+  library.Find("cuEventDestroy_v2", &EventDestroy);
+  library.Find("cuEventRecord", &EventRecord);
+  library.Find("cuEventElapsedTime", &EventElapsedTime);
   library.Find("cuStreamBeginCapture_v2", &StreamBeginCapture);
   library.Find("cuStreamEndCapture", &StreamEndCapture);
   library.Find("cuGraphInstantiate_v2", &GraphInstantiate);
@@ -111,12 +115,15 @@ class CudaSession final : public GpuSession {
 
  private:
   void EnterDriver() override;
+  void SetTimes(bool on) override;
+  [[nodiscard]] double Taken() override;
   void StartToGpu(std::size_t offset, std::size_t bytes) override;
   void StartToCpu(std::size_t offset, std::size_t bytes, char* to) override;
   void StartLaunches(std::size_t first, std::size_t end) override;
   void GiveAll() override {}  // a stream begins at once
   [[nodiscard]] bool Done() override;
   void Pin(char* data, std::size_t bytes);
+  void Record(CUevent event);
   void Start(std::size_t index);
   [[nodiscard]] CUgraphExec Captured(std::size_t first, std::size_t end);
 
@@ -125,6 +132,9 @@ class CudaSession final : public GpuSession {
   std::vector<char*> pinned_;
   CUdeviceptr arena_ = 0;
   CUstream stream_ = nullptr;
+  /// What launches are timed by, around them; null unless they are.
+  CUevent began_ = nullptr;
+  CUevent ended_ = nullptr;
   /// Of each launch: where each of its tensors is.
   std::vector<std::vector<CUdeviceptr>> addresses_;
   /// Launches that were captured once, by the first and the end.
@@ -337,6 +347,9 @@ CudaSession::~CudaSession() {
   const Functions& functions = model_->functions;
   if (functions.CtxSetCurrent(model_->context) != kSuccess) return;
   for (const auto& [launches, graph] : graphs_) functions.GraphExecDestroy(graph);
+  for (CUevent event : {began_, ended_}) {
+    if (event != nullptr) functions.EventDestroy(event);
+  }
   if (stream_ != nullptr) functions.StreamDestroy(stream_);
   for (char* const data : pinned_) functions.MemHostUnregister(data);
   if (arena_ != 0) functions.MemFree(arena_);
@@ -397,12 +410,35 @@ CUgraphExec CudaSession::Captured(std::size_t first, std::size_t end) {
 }
 
 void CudaSession::StartLaunches(std::size_t first, std::size_t end) {
-  if (end - first == 1) {
+  // Before the first event: the GPU would wait for what is captured only now.
+  CUgraphExec graph = end - first == 1 ? nullptr : Captured(first, end);
+  Record(began_);
+  if (graph == nullptr) {
     Start(first);
-    return;
+  } else {
+    Check(model_->functions, "cuGraphLaunch", model_->functions.GraphLaunch(graph, stream_));
   }
-  Check(model_->functions, "cuGraphLaunch",
-        model_->functions.GraphLaunch(Captured(first, end), stream_));
+  Record(ended_);
+}
+
+void CudaSession::Record(CUevent event) {
+  if (event == nullptr) return;
+  Check(model_->functions, "cuEventRecord", model_->functions.EventRecord(event, stream_));
+}
+
+void CudaSession::SetTimes(bool on) {
+  for (CUevent* event : {&began_, &ended_}) {
+    if (*event != nullptr) model_->functions.EventDestroy(std::exchange(*event, nullptr));
+    if (!on) continue;
+    Check(model_->functions, "cuEventCreate", model_->functions.EventCreate(event, kEventDefault));
+  }
+}
+
+double CudaSession::Taken() {
+  float taken_ms = 0;
+  Check(model_->functions, "cuEventElapsedTime",
+        model_->functions.EventElapsedTime(&taken_ms, began_, ended_));
+  return double{taken_ms};
 }
 
 bool CudaSession::Done() {

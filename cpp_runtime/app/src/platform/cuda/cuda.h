@@ -17,6 +17,7 @@ using CUcontext = struct OpaqueContext*;
 using CUmodule = struct OpaqueModule*;
 using CUfunction = struct OpaqueFunction*;
 using CUstream = struct OpaqueStream*;
+using CUevent = struct OpaqueCuEvent*;
 using CUgraph = struct OpaqueGraph*;
 using CUgraphExec = struct OpaqueGraphExec*;
 
@@ -31,6 +32,7 @@ constexpr CUresult kNotReady = 600;
 constexpr int kComputeCapabilityMajor = 75;
 constexpr int kComputeCapabilityMinor = 76;
 constexpr unsigned kStreamNonBlocking = 1;
+constexpr unsigned kEventDefault = 0;
 constexpr int kCaptureThreadLocal = 1;
 
 struct Functions {
@@ -59,6 +61,10 @@ struct Functions {
   CUresult (*StreamCreate)(CUstream*, unsigned) = nullptr;
   CUresult (*StreamDestroy)(CUstream) = nullptr;
   CUresult (*StreamQuery)(CUstream) = nullptr;
+  CUresult (*EventCreate)(CUevent*, unsigned) = nullptr;
+  CUresult (*EventDestroy)(CUevent) = nullptr;
+  CUresult (*EventRecord)(CUevent, CUstream) = nullptr;
+  CUresult (*EventElapsedTime)(float*, CUevent, CUevent) = nullptr;
   CUresult (*StreamBeginCapture)(CUstream, int) = nullptr;
   CUresult (*StreamEndCapture)(CUstream, CUgraph*) = nullptr;
   CUresult (*GraphInstantiate)(CUgraphExec*, CUgraph, void*, char*, std::size_t) = nullptr;

@@ -36,6 +36,7 @@ Functions::Functions()
   library.Find("clEnqueueMarkerWithWaitList", &EnqueueMarker);
   library.Find("clFlush", &Flush);
   library.Find("clGetEventInfo", &GetEventInfo);
+  library.Find("clGetEventProfilingInfo", &GetEventProfilingInfo);
   library.Find("clReleaseEvent", &ReleaseEvent);
   library.Find("clReleaseMemObject", &ReleaseMemObject);
   library.Find("clReleaseKernel", &ReleaseKernel);
@@ -148,6 +149,8 @@ class OpenClSession final : public GpuSession {
 
  private:
   void EnterDriver() override {}
+  void SetTimes(bool on) override;
+  [[nodiscard]] double Taken() override;
   void StartToGpu(std::size_t offset, std::size_t bytes) override;
   void StartToCpu(std::size_t offset, std::size_t bytes, char* to) override;
   void StartLaunches(std::size_t first, std::size_t end) override;
@@ -160,6 +163,8 @@ class OpenClSession final : public GpuSession {
   Owned<cl_command_queue> queue_;
   std::vector<Owned<cl_kernel>> kernels_;  // one for each launch, with its arguments
   Owned<cl_event> given_;                  // done when everything before it is
+  bool profiles_ = false;
+  std::vector<Owned<cl_event>> timed_;  // of the last launches, if they are timed
 };
 
 class OpenClModel final : public Gpu, public std::enable_shared_from_this<OpenClModel> {
@@ -199,10 +204,10 @@ class OpenClModel final : public Gpu, public std::enable_shared_from_this<OpenCl
     return buffer;
   }
 
-  [[nodiscard]] Owned<cl_command_queue> NewQueue() const {
+  [[nodiscard]] Owned<cl_command_queue> NewQueue(cl_bitfield properties = 0) const {
     cl_int code = kSuccess;
     Owned<cl_command_queue> queue = {
-        functions.CreateCommandQueue(context_.get(), device_, 0, &code),
+        functions.CreateCommandQueue(context_.get(), device_, properties, &code),
         functions.ReleaseCommandQueue};
     Check("clCreateCommandQueue", code);
     return queue;
@@ -371,6 +376,7 @@ void OpenClSession::StartToCpu(std::size_t offset, std::size_t bytes, char* to) 
 }
 
 void OpenClSession::StartLaunches(std::size_t first, std::size_t end) {
+  timed_.clear();
   for (std::size_t i = first; i < end; ++i) {
     const GpuLaunch& launch = model_->graph->gpu.launches[i];
     std::array<std::size_t, 3> all = {};
@@ -379,14 +385,41 @@ void OpenClSession::StartLaunches(std::size_t first, std::size_t end) {
       group[axis] = launch.block[axis];
       all[axis] = std::size_t{launch.grid[axis]} * launch.block[axis];
     }
+    cl_event event = nullptr;
     const cl_int code = model_->functions.EnqueueNDRangeKernel(
-        queue_.get(), kernels_[i].get(), 3, nullptr, all.data(), group.data(), 0, nullptr, nullptr);
+        queue_.get(), kernels_[i].get(), 3, nullptr, all.data(), group.data(), 0, nullptr,
+        profiles_ ? &event : nullptr);
     if (code != kSuccess) {
       Fail("kernel " + model_->graph->calls[launch.call].layer.kernel + " of layer '" +
                model_->graph->calls[launch.call].layer.name + "'",
            code);
     }
+    if (profiles_) timed_.emplace_back(event, model_->functions.ReleaseEvent);
   }
+}
+
+/// Whether launches are timed is said where their queue is made, and costs something.
+void OpenClSession::SetTimes(bool on) {
+  queue_ = model_->NewQueue(on ? kQueueProfiling : 0);
+  profiles_ = on;
+  timed_.clear();
+}
+
+double OpenClSession::Taken() {
+  constexpr double kNanosecondsInMs = 1e6;
+  double taken_ms = 0;
+  for (const Owned<cl_event>& event : timed_) {
+    cl_ulong began = 0;
+    cl_ulong ended = 0;
+    const auto ask = [&](cl_uint name, cl_ulong* time) {
+      Check("clGetEventProfilingInfo", model_->functions.GetEventProfilingInfo(
+                                           event.get(), name, sizeof(*time), time, nullptr));
+    };
+    ask(kProfilingStart, &began);
+    ask(kProfilingEnd, &ended);
+    if (ended > began) taken_ms += static_cast<double>(ended - began) / kNanosecondsInMs;
+  }
+  return taken_ms;
 }
 
 void OpenClSession::GiveAll() {

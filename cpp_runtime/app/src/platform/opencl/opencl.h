@@ -39,6 +39,9 @@ constexpr cl_uint kDeviceVersion = 0x102F;
 constexpr cl_bitfield kDeviceTypeGpu = 1U << 2U;
 constexpr cl_bitfield kMemReadWrite = 1;
 constexpr cl_bitfield kMemReadOnly = 1U << 2U;
+constexpr cl_bitfield kQueueProfiling = 1U << 1U;
+constexpr cl_uint kProfilingStart = 0x1282;
+constexpr cl_uint kProfilingEnd = 0x1283;
 constexpr cl_uint kEventStatus = 0x11D3;
 constexpr cl_int kEventComplete = 0;
 constexpr cl_uint kProgramBinarySizes = 0x1165;
@@ -78,6 +81,7 @@ struct Functions {
   cl_int (*EnqueueMarker)(cl_command_queue, cl_uint, const cl_event*, cl_event*) = nullptr;
   cl_int (*Flush)(cl_command_queue) = nullptr;
   cl_int (*GetEventInfo)(cl_event, cl_uint, std::size_t, void*, std::size_t*) = nullptr;
+  cl_int (*GetEventProfilingInfo)(cl_event, cl_uint, std::size_t, void*, std::size_t*) = nullptr;
   cl_int (*ReleaseEvent)(cl_event) = nullptr;
   cl_int (*ReleaseMemObject)(cl_mem) = nullptr;
   cl_int (*ReleaseKernel)(cl_kernel) = nullptr;
