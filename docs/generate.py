@@ -235,6 +235,7 @@ def _asked_of_devices() -> dict[str, Any]:
     from edgepack.deploy.answers import Drift, HealthOutcome, Holder
     from edgepack.deploy.app_answers import Bench, Class, Deviation, LayerTime
     from edgepack.deploy.conditions import Conditions
+    from edgepack.deploy.processor_timing import PROCESSORS, Use
     from edgepack.deploy.stage_times import PartTime, StageTimes
 
     times = ("load_ms", "decode_ms", "preprocess_ms", "run_ms")
@@ -315,13 +316,17 @@ def _asked_of_devices() -> dict[str, Any]:
     ratios = dict.fromkeys(names, _NUMBER)
     stage_times = _record(StageTimes, whole=_record(Bench), parts=_list(part), **ratios)
     conditions = _object(dict.fromkeys(("before", "after"), _record(Conditions)))
+    compared = _record(AbTiming, before=_record(Conditions), after=_record(Conditions))
+    # Of processors, not of releases.
+    uses = _object(dict.fromkeys(PROCESSORS, _record(Use)))
+    compared["properties"] |= {"uses": uses, "gpu": _TEXT}
     return {
         "run": _object(app, may=perhaps),
         "bench": _object(
             {**app, "bench": bench, "conditions": conditions},
             may={**perhaps, "profile": profile, "stage_times": stage_times},
         ),
-        "bench --compare": _record(AbTiming, before=_record(Conditions), after=_record(Conditions)),
+        "bench --compare": compared,
         "status": status,
         "rollback": _object({"release": _TEXT}, may={"before": _or_null(_TEXT)}),
         "trial": _object({"runs": {"type": "boolean"}, "trial": _trial()}),

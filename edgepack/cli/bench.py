@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from edgepack.base.errors import UsageError
+from edgepack.base.text import megabytes, milliseconds
 from edgepack.cli.console import Console
 from edgepack.cli.options import (
     MEASURING_S,
@@ -32,6 +33,7 @@ from edgepack.deploy.ab_timing import AbTiming, time_in_turns
 from edgepack.deploy.answers import Release, SenselessError
 from edgepack.deploy.app_answers import emulated_mark
 from edgepack.deploy.conditions import Conditions, read_conditions
+from edgepack.deploy.processor_timing import PROCESSORS, ProcessorTiming, time_processors
 from edgepack.deploy.remote_app import RunRequest, ask_app
 from edgepack.deploy.stage_times import time_stages
 
@@ -74,7 +76,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         nargs=2,
         metavar=("A", "B"),
         help="time releases A and B on the device in turns, N runs of each in ten "
-        "rounds, and print how much faster B is",
+        "rounds, and print how much faster B is; with `cpu gpu` the current release on both "
+        'processors, if it was deployed with --compute "gpu, else cpu"',
     )
     add_html(parser)
     parser.set_defaults(run=run)
@@ -146,6 +149,8 @@ def _photo_of(args: argparse.Namespace, release: Release | None) -> Path | None:
 def _compare(args: argparse.Namespace, options: list[str], console: Console) -> int:
     if args.profile or args.html:
         raise UsageError("--compare goes with neither --profile nor --html")
+    if sorted(args.compare) == list(PROCESSORS):
+        return _compare_processors(args, options, console)
     for release in args.compare:
         if not re.fullmatch("[0-9a-f]{12}", release):
             raise UsageError(
@@ -164,14 +169,47 @@ def _compare(args: argparse.Namespace, options: list[str], console: Console) -> 
     return 0
 
 
-def _duel_lines(found: AbTiming) -> list[str]:
+def _compare_processors(args: argparse.Namespace, options: list[str], console: Console) -> int:
+    device, root = open_release(args, console)
+    order = (args.compare[0], args.compare[1])
+    try:
+        found = time_processors(device, root, order, options, runs=args.runs, progress=console)
+    finally:
+        device.close()
+    console.data(found.to_dict(), "\n".join(_processor_lines(found)))
+    return 0
+
+
+def _processor_lines(found: ProcessorTiming) -> list[str]:
+    timing = found.timing
+    mark = emulated_mark(timing.emulated)
+    lines = []
+    for name, times in ((timing.a, timing.a_ms), (timing.b, timing.b_ms)):
+        use = found.uses[name]
+        lines.append(
+            f"{name.upper()}       {statistics.median(times):.2f} ms{mark}, load "
+            f"{milliseconds(use.load_ms)}, the first time {milliseconds(use.first_load_ms)}; "
+            f"memory peak {megabytes(use.rss_peak_bytes)}"
+            + (f", and {megabytes(use.gpu_bytes)} of the GPU's" if use.gpu_bytes else "")
+            + (f" ({found.gpu})" if name == "gpu" else "")
+        )
+    head = f"{timing.b} / {timing.a}".upper()
+    return [*lines, f"{head} {_ratio(timing)}", *_conditions(timing.before, timing.after)]
+
+
+def _ratio(found: AbTiming) -> str:
     rounds = f"{len(found.a_ms)} rounds in turns"
+    return f"{found.ratio:.3f}, with 95 % confidence {found.low:.3f} to {found.high:.3f}, " + (
+        rounds if found.told else f"{rounds}: no difference that can be told"
+    )
+
+
+def _duel_lines(found: AbTiming) -> list[str]:
     mark = emulated_mark(found.emulated)
     return [
         f"A         {found.a}: {statistics.median(found.a_ms):.2f} ms{mark}",
         f"B         {found.b}: {statistics.median(found.b_ms):.2f} ms{mark}",
-        f"B / A     {found.ratio:.3f}, with 95 % confidence {found.low:.3f} to {found.high:.3f}, "
-        + (rounds if found.told else f"{rounds}: no difference that can be told"),
+        f"B / A     {_ratio(found)}",
         *_conditions(found.before, found.after),
     ]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from edgepack.base.intervals import interval
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.deploy.answers import SenselessError
+from edgepack.deploy.app_answers import AppAnswer
 from edgepack.deploy.conditions import Conditions, read_conditions
 from edgepack.deploy.remote_app import RunRequest, ask_app
 from edgepack.deploy.stage_times import photo_through_stages
@@ -63,37 +64,48 @@ def time_in_turns(
 
     Raises what `ask_app` raises.
     """
+    words = ("--bench", str(runs), *options)
     with limited(device, DUEL_S, "the comparison"):
-        return _duel(device, root, releases, options, runs, progress)
+        requests = {release: request_of(device, root, release, words) for release in releases}
+        return take_turns(device, root, requests, runs=runs, progress=progress)
 
 
-def _duel(
+def request_of(device: Device, root: str, release: str, words: tuple[str, ...]) -> RunRequest:
+    """What is timed of a release: `words` are the last of its options."""
+    photo = photo_through_stages(device, root, release)
+    if photo:
+        return RunRequest(options=("--image", photo, *words), release=release)
+    return RunRequest(golden=True, options=words, release=release)
+
+
+def take_turns(
     device: Device,
     root: str,
-    releases: tuple[str, str],
-    options: Sequence[str],
+    requests: Mapping[str, RunRequest],
+    *,
     runs: int,
-    progress: Progress,
+    progress: Progress = NO_PROGRESS,
+    look: Callable[[str, AppAnswer], None] = lambda _name, _answer: None,
 ) -> AbTiming:
+    """Two requests by their names, timed in `ROUNDS` rounds; `look` is given each answer."""
     before = read_conditions(device)
-    times: dict[str, list[float]] = {release: [] for release in releases}
-    words = ("--bench", str(runs), *options)
-    requests = {release: _request(device, root, release, words) for release in releases}
+    times: dict[str, list[float]] = {name: [] for name in requests}
     for number in range(ROUNDS):
         progress.step(f"round {number + 1} of {ROUNDS}, {runs} runs of each")
-        for release in releases if number % 2 == 0 else reversed(releases):
-            answer = ask_app(device, root, requests[release])
+        for name in requests if number % 2 == 0 else reversed(list(requests)):
+            answer = ask_app(device, root, requests[name])
+            look(name, answer)
             bench = answer.whole_bench or answer.bench
             if bench is None or bench.p50_ms <= 0:
                 raise SenselessError(f"{device.name}: edgepack-run measured nothing")
-            times[release].append(bench.p50_ms)
-    a_ms, b_ms = (tuple(times[release]) for release in releases)
-    ratio, low, high = interval(a_ms, b_ms)
+            times[name].append(bench.p50_ms)
+    a, b = requests
+    ratio, low, high = interval(times[a], times[b])
     return AbTiming(
-        a=releases[0],
-        b=releases[1],
-        a_ms=a_ms,
-        b_ms=b_ms,
+        a=a,
+        b=b,
+        a_ms=tuple(times[a]),
+        b_ms=tuple(times[b]),
         ratio=ratio,
         low=low,
         high=high,
@@ -101,10 +113,3 @@ def _duel(
         after=read_conditions(device),
         emulated=is_emulated(device),
     )
-
-
-def _request(device: Device, root: str, release: str, words: tuple[str, ...]) -> RunRequest:
-    photo = photo_through_stages(device, root, release)
-    if photo:
-        return RunRequest(options=("--image", photo, *words), release=release)
-    return RunRequest(golden=True, options=words, release=release)

@@ -79,7 +79,7 @@ class RunRequest:
     inputs) and `golden`. `outputs` and `expected` are local .npy files, in the order of the
     model's outputs, to write and to compare with. With `stage`, only this stage of the release
     runs, counted from 1. `dumps` are written on the device and then fetched; `options` are
-    further options of edgepack-run.
+    further options of edgepack-run, `environment` are variables for it, as "NAME=value".
     """
 
     image: Path | None = None
@@ -91,6 +91,7 @@ class RunRequest:
     release: str = ""
     stage: int = 0
     options: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
     timeout_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -135,6 +136,8 @@ def ask_app(device: Device, root: str, request: RunRequest) -> AppAnswer:
         written = _written(request, folder)
         words = _words(request, remote, written)
         begin = _WITH_LINK if "--bench" in request.options else ""
+        if request.environment:
+            begin += f"{shlex.join(['env', *request.environment])} "
         command = f'r=$({own_folder(root)}) && {{ {begin}"$r"/{app_command(inside, words)}'
         if request.stage:
             own = stage_folder(release_folder("", request.release)[1:], request.stage)

@@ -567,6 +567,14 @@ class Deployer:
     def deploy(
         self, name: str, *, compute: str = "gpu", knows: bool = True, **environment: str
     ) -> subprocess.CompletedProcess[str]:
+        words = ["deploy", str(self.model), "--board", "local", "--device", "local"]
+        words += ["--compute", compute, "--root", str(self.root(name)), "--json"]
+        return self.edgepack(*words, knows=knows, **environment)
+
+    def edgepack(
+        self, *words: str, knows: bool = True, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Any command."""
         tools, site = self.folder / "tools", self.folder / "site"
         for folder in (tools, site):
             folder.mkdir(exist_ok=True)
@@ -574,8 +582,6 @@ class Deployer:
         said = "echo 'libcuda.so.1 (libc6,x86-64)'" if knows else ""
         (tools / "ldconfig").write_text(f"#!/bin/sh\n{said}\n")
         (tools / "ldconfig").chmod(0o755)
-        words = ["deploy", str(self.model), "--board", "local", "--device", "local"]
-        words += ["--compute", compute, "--root", str(self.root(name)), "--json"]
         return subprocess.run(
             [sys.executable, "-m", "edgepack", *words],
             env={
@@ -643,6 +649,25 @@ def test_a_release_whose_gpu_fails_is_taken_back(
     assert done.returncode == MismatchError.exit_code, done.stderr
     assert said in done.stderr
     assert current.readlink() == before
+
+
+def test_both_processors_are_timed_on_one_release(deployer: Deployer) -> None:
+    root = _root(deployer, "both", "gpu, else cpu")
+    words = ["bench", "--root", str(root), "--device", "local", "--runs", "2", "--json"]
+    done = deployer.edgepack(*words, "--compare", "gpu", "cpu")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert (said["a"], said["b"], said["gpu"]) == ("gpu", "cpu", "stand-in for an NVIDIA GPU")
+    assert len(said["a_ms"]) == len(said["b_ms"]) == 10
+    plan = json.loads((root / "current/model/graph.json").read_text())
+    taken = plan["params_bytes"] + plan["arena_bytes"]
+    assert [said["uses"][name]["gpu_bytes"] for name in ("cpu", "gpu")] == [0, taken]
+    assert all(use["load_ms"] > 0 < use["rss_peak_bytes"] for use in said["uses"].values())
+    done = deployer.edgepack(*words, "--compare", "cpu", "gpu", STAND_IN_BROKEN="0")
+    assert "the GPU does not run the model" in done.stderr
+    root = _root(deployer, "gpu", "gpu")
+    done = deployer.edgepack(*words[:2], str(root), *words[3:], "--compare", "cpu", "gpu")
+    assert "has no plan for the CPU" in done.stderr
 
 
 @pytest.mark.slow

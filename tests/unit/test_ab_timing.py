@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from edgepack.base.errors import RemoteError
 from edgepack.base.intervals import interval, median_interval, share_interval
 from edgepack.cli import main
 from edgepack.deploy.ab_timing import ROUNDS, time_in_turns
 from edgepack.deploy.answers import Answer
 from edgepack.deploy.app_answers import AppAnswer
 from edgepack.deploy.conditions import Conditions, parse_conditions
+from edgepack.deploy.processor_timing import time_processors
 from edgepack.deploy.remote_app import RunRequest
 from tests.scripted_tool import ANSWERS, ScriptedDevice
 
@@ -93,9 +95,85 @@ def test_releases_take_turns_and_so_does_who_goes_first() -> None:
     assert not time_in_turns(device({A: 10.0, B: 10.0}), "root", (A, B), [], runs=5).told
 
 
+def two_processors(cpu: dict[str, Any] | None, gpu: dict[str, Any] | None) -> ScriptedDevice:
+    """Its app says `processor` as these, by what it is asked; the GPU takes half of the time."""
+
+    def answer(command: str) -> str:
+        if "/sys/" in command:
+            return PI
+        if "--golden" not in command:
+            return ""
+        on_cpu = "EDGEPACK_GPU_LOST=3" in command
+        ms, load_ms = (10.0, 20.0) if on_cpu else (5.0, 80.0)
+        if "CACHE_DIRECTORY=/nonexistent" in command and not on_cpu:
+            load_ms = 9000.0
+        times: dict[str, Any] = dict.fromkeys(
+            ("mean_ms", "min_ms", "max_ms", "p50_ms", "p90_ms", "p99_ms"), ms
+        )
+        bench = {"runs": 5, "warmup": 1, "std_ms": 0.0, **times, "times_ms": [ms] * 5}
+        said = {"load_ms": load_ms, "rss_peak_bytes": 44_000_000, "params_bytes": 1}
+        said |= {"arena_bytes": 1, "bench": bench}
+        processor = cpu if on_cpu else gpu
+        return json.dumps(
+            {**ANSWERS["run"], **said, **({"processor": processor} if processor else {})}
+        )
+
+    return ScriptedDevice("pi", answer)
+
+
+ON_CPU = {"on": "cpu", "gpu_failures": 0, "why": "the GPU's driver hung in the last 3 starts"}
+ON_GPU = {"on": "gpu", "gpu": "Mali-G610", "gpu_bytes": 30_000_000, "gpu_failures": 0}
+
+
+def test_processors_take_turns_on_one_release(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pi = two_processors(ON_CPU, ON_GPU)
+    monkeypatch.setattr("edgepack.cli.bench.open_release", lambda *_: (pi, "root"))
+    words = ["bench", "--name", "m", "--device", "pi@x", "--runs", "5", "--compare", "cpu", "gpu"]
+    assert main(words) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert (
+        out[0] == "CPU       10.00 ms, load 20.00 ms, the first time 20.00 ms; memory peak 44.0 MB"
+    )
+    assert out[1] == (
+        "GPU       5.00 ms, load 80.00 ms, the first time 9000 ms; memory peak 44.0 MB, and "
+        "30.0 MB of the GPU's (Mali-G610)"
+    )
+    assert out[2].startswith("GPU / CPU 0.500, with 95 % confidence")
+    runs = ["EDGEPACK_GPU_LOST=3" in c for c in pi.commands if "--bench 5 " in c]
+    assert runs == [True, False, False, True] * (ROUNDS // 2)
+    # Without a kernel that a driver has compiled before: once on each.
+    assert len([c for c in pi.commands if "CUDA_CACHE_DISABLE=1" in c]) == 2
+    assert main([*words[:-2], "gpu", "cpu", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["ratio"] == pytest.approx(2)
+    assert said["uses"]["gpu"]["first_load_ms"] == 9000
+
+
+@pytest.mark.parametrize(
+    ("cpu", "gpu", "message"),
+    [
+        (None, None, "has no plan for a GPU"),
+        (ON_GPU, ON_GPU, "has no plan for the CPU"),
+        (ON_CPU, {"on": "cpu", "gpu_failures": 0, "why": "no driver"}, "run the model: no driver"),
+        (ON_CPU, {**ON_GPU, "gpu_failures": 1, "why": "it hung"}, "run the model: it hung"),
+    ],
+)
+def test_a_processor_that_does_not_run_the_release(
+    cpu: dict[str, Any] | None, gpu: dict[str, Any] | None, message: str
+) -> None:
+    pi = two_processors(cpu, gpu)
+    with pytest.raises(RemoteError, match=message):
+        time_processors(pi, "root", ("cpu", "gpu"), [], runs=5)
+    assert not [command for command in pi.commands if "--bench 5" in command]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["cpu", B], "'cpu' is not 12 hex digits"),
+        (["cpu", "gpu", "--profile"], "neither --profile nor --html"),
         ([A, A], "that is one release twice"),
         (["current", B], "'current' is not 12 hex digits"),
         ([A, B, "--profile"], "neither --profile nor --html"),
