@@ -12,6 +12,8 @@ from edgepack.base.tables import Table
 APIS = ("cuda", "opencl")
 # The major versions of NVRTC that kernels are compiled with, the newest first.
 NVRTC_MAJORS = (12, 11)
+# The newest architecture that both compile for, by nvrtcGetSupportedArchs of 12.2 and of 11.8.
+_NEWEST_ARCH = 90
 # Of CUDA: what the app calls is all there from this version on.
 _OLDEST_DRIVER = (11, 4)
 
@@ -112,7 +114,8 @@ def _cuda() -> Gpu | None:
     return Gpu(
         api="cuda",
         device=name.value.decode(errors="replace"),
-        arch=f"sm_{arch}",
+        # A later card's driver compiles PTX.
+        arch=f"sm_{min(arch, _NEWEST_ARCH)}",
         driver=oldest_driver((version.value // 1000, version.value % 1000 // 10)),
         processors=attribute(_MULTIPROCESSORS),
         lanes=_LANES.get(arch, 128),
