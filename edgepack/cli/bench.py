@@ -188,7 +188,7 @@ def _processor_lines(found: ProcessorTiming) -> list[str]:
         use = found.uses[name]
         lines.append(
             f"{name.upper()}       {statistics.median(times):.2f} ms{mark}, load "
-            f"{milliseconds(use.load_ms)}, the first time {milliseconds(use.first_load_ms)}; "
+            f"{milliseconds(use.load_ms)}, first result after {milliseconds(use.first_ms)}; "
             f"memory peak {megabytes(use.rss_peak_bytes)}"
             + (f", and {megabytes(use.gpu_bytes)} of the GPU's" if use.gpu_bytes else "")
             + (f" ({found.gpu})" if name == "gpu" else "")

@@ -11,7 +11,7 @@ from edgepack.base.errors import NothingThereError, RemoteError
 from edgepack.base.progress import NO_PROGRESS, Progress
 from edgepack.deploy.ab_timing import DUEL_S, AbTiming, request_of, take_turns
 from edgepack.deploy.answers import SenselessError
-from edgepack.deploy.app_answers import AppAnswer
+from edgepack.deploy.app_answers import AppAnswer, Bench, RanOn
 from edgepack.deploy.remote_app import ask_app
 from edgepack.device.base import Device
 from edgepack.device.limit import limited
@@ -26,11 +26,14 @@ _NOTHING_KEPT = ("CACHE_DIRECTORY=/nonexistent", "CUDA_CACHE_DISABLE=1", "POCL_K
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """What a processor takes of a device besides the time of a run: `first_load_ms` to load a model
-    whose kernels the driver has never compiled, `load_ms` from then on (a median), the program's
-    peak of memory, and the part of the model in the GPU's own."""
+    """What a processor takes of a device besides the time of a run.
 
-    first_load_ms: float
+    `first_ms` is until the first result is there, if the driver has never compiled the kernels:
+    some do so when a model is loaded, others when it runs. `load_ms` is to load it from then on (a
+    median). Then come the program's peak of memory, and what of the GPU's own the model takes.
+    """
+
+    first_ms: float
     load_ms: float
     rss_peak_bytes: int
     gpu_bytes: int = 0
@@ -71,14 +74,15 @@ def time_processors(
         first_ms: dict[str, float] = {}
         gpu = ""
         for name in PROCESSORS:
-            progress.step(f"the first load on the {name.upper()}")
+            progress.step(f"the first run on the {name.upper()}")
             fresh = replace(
                 requests[name],
                 options=(*requests[name].options[: -len(words)], "--bench", "1", "--warmup", "0"),
                 environment=(*_environment(name), *_NOTHING_KEPT),
             )
-            first_ms[name], said = _checked(device, name, ask_app(device, root, fresh))
-            gpu = said or gpu
+            answer = ask_app(device, root, fresh)
+            gpu = _checked(device, name, answer).gpu or gpu
+            first_ms[name] = answer.times_ms["load"] + _bench_of(device, answer).p50_ms
         answers: dict[str, list[AppAnswer]] = {name: [] for name in order}
 
         def look(name: str, answer: AppAnswer) -> None:
@@ -97,17 +101,24 @@ def _environment(processor: str) -> tuple[str, ...]:
     return _ON_CPU if processor == "cpu" else ()
 
 
-def _use(first_load_ms: float, answers: Sequence[AppAnswer]) -> Use:
+def _bench_of(device: Device, answer: AppAnswer) -> Bench:
+    bench = answer.whole_bench or answer.bench
+    if bench is None:
+        raise SenselessError(f"{device.name}: edgepack-run measured nothing")
+    return bench
+
+
+def _use(first_ms: float, answers: Sequence[AppAnswer]) -> Use:
     return Use(
-        first_load_ms=first_load_ms,
+        first_ms=first_ms,
         load_ms=statistics.median(answer.times_ms["load"] for answer in answers),
         rss_peak_bytes=max(answer.memory.rss_peak_bytes for answer in answers if answer.memory),
         gpu_bytes=max(answer.ran_on.gpu_bytes for answer in answers if answer.ran_on),
     )
 
 
-def _checked(device: Device, processor: str, answer: AppAnswer) -> tuple[float, str]:
-    """The load time of an answer of this processor, and the GPU's name if it is that."""
+def _checked(device: Device, processor: str, answer: AppAnswer) -> RanOn:
+    """What an answer says of its processor, which has to be this one."""
     ran_on = answer.ran_on
     other = "a GPU" if ran_on is None else "the CPU"
     if ran_on is None or (processor == "cpu" and ran_on.processor != "cpu"):
@@ -119,4 +130,4 @@ def _checked(device: Device, processor: str, answer: AppAnswer) -> tuple[float, 
         raise RemoteError(f"{device.name}: the GPU does not run the model: {ran_on.why}")
     if "load" not in answer.times_ms or answer.memory is None:
         raise SenselessError(f"{device.name}: edgepack-run measured nothing")
-    return answer.times_ms["load"], ran_on.gpu
+    return ran_on
