@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 import tvm
 import tvm_ffi
@@ -16,6 +17,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir import dlight
 
 from edgepack.compiler.backend import exact, inside
+from edgepack.compiler.gpu import reads
 from edgepack.compiler.gpu.kernel import DeviceKernel, Extents, Launch
 from edgepack.kernels.tiles import tir
 
@@ -77,23 +79,41 @@ _RULES = (
 
 
 def make_kernel(
-    name: str, function: tirx.PrimFunc, target: tvm.target.Target
+    name: str,
+    function: tirx.PrimFunc,
+    target: tvm.target.Target,
+    compared: Collection[int] = (),
+    numbers: inside.Numbers = MappingProxyType({}),
 ) -> DeviceKernel | None:
     """The kernel of one function that TVM lowered; None if it is for the CPU.
 
-    That compares positions that come at run time; no error leaves a GPU.
+    That compares positions that come at run time; no error leaves a GPU. Arguments that are
+    positions it has `compared` are read at here, as are constants of known `numbers`.
     """
-    if not isinstance(function.body, s_tir.SBlockRealize) or inside.has_positions(function):
+    if not isinstance(function.body, s_tir.SBlockRealize):
+        return None
+    bounded = reads.keep_inside(function, compared, numbers)
+    if bounded is None:
         return None
     try:
         with target, tvm.transform.PassContext(opt_level=3):
-            named = function.with_body(_with_fences(function.body))
+            named = _with_own_names(bounded.with_body(_with_fences(bounded.body)))
             # Python's "<lambda>" is a name, too.
             symbol = re.sub(r"\W", "_", name)
             return _make(symbol, named.with_attr("global_symbol", symbol), target)
     except Exception as error:  # TVM's errors share no base
         log.debug("%s stays on the CPU: %s", name, error, exc_info=True)
         return None
+
+
+def _with_own_names(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A function whose tensors have names in C: a model's may have any sign in theirs."""
+    names = {
+        hash(one): tirx.decl_buffer(one.shape, str(one.dtype), f"t{index}")
+        for index, one in enumerate(function.params)
+    }
+    body = tvm_ffi.structural_map(function.body, (tirx.Var, lambda one: names.get(hash(one), one)))
+    return tirx.PrimFunc(list(names.values()), body, attrs=function.attrs)
 
 
 def _with_fences(body: tirx.Stmt) -> tirx.Stmt:
@@ -178,8 +198,6 @@ def _text(
     )
     pattern = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
     text = re.sub(rf"\b({pattern})\b", lambda found: names[found[0]], text[start:])
-    # Tensors have the names of the model's, which may begin with a digit; no number has a "_".
-    text = re.sub(r"(?<![\w.])(?=\d\w*_)", "t", text)
     # Both languages' own drop a NaN.
     return re.sub(r"\b(max|min)\(", lambda found: _EXTREMA[found[1]] + "(", text)
 

@@ -14,6 +14,7 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
+from edgepack.compiler.backend import constants
 from edgepack.compiler.backend.kernel import Kernel
 from edgepack.compiler.backend.report import LayerReport
 from edgepack.compiler.gpu import (
@@ -23,6 +24,7 @@ from edgepack.compiler.gpu import (
     generic,
     halves,
     matrices,
+    reads,
     rows,
     tensor_cores,
     windows,
@@ -73,8 +75,11 @@ def rewrite(module: tvm.IRModule, gpu: Gpu, precision: Precision) -> RuledLayers
 
 def lower_rest(module: tvm.IRModule, target: tvm.target.Target) -> dict[str, DeviceKernel]:
     """Kernels of the functions that TVM lowered, by their names, but for those left to the CPU."""
+    compared, numbers = reads.find_compared(module), constants.of_calls(module)
     made = {
-        var.name_hint: generic.make_kernel(var.name_hint, function, target)
+        (name := var.name_hint): generic.make_kernel(
+            name, function, target, compared.get(name, ()), numbers.get(name, {})
+        )
         for var, function in module.functions.items()
         if isinstance(function, tirx.PrimFunc)
     }
