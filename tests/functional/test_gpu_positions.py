@@ -16,20 +16,25 @@ import pytest
 
 from edgepack.boards import get_board
 from edgepack.compiler import compile_model
-from edgepack.compiler.gpu import reads
+from edgepack.compiler.gpu import planning, reads
+from edgepack.frontend.load import load_model
+from edgepack.frontend.precision import FULL
 from edgepack.gpus import Gpu
 from edgepack.kernels.tiles import tir
 from edgepack.kernels.whole import kernel
 from edgepack.model import ModelSpec
 from edgepack.native.toolchain import select
-from tests.functional.test_gpu import _bundle, _kernel_cache, _reference, _run, opencl
+from tests.functional.test_cuda import _run as _run_by_stand_in
+from tests.functional.test_cuda import driver
+from tests.functional.test_gpu import _NVRTC, CUDA, _bundle, _kernel_cache, _reference, _run, opencl
 from tests.functional.test_positions import side_by_side
+from tests.nvrtc_usage import usages
 from tests.onnx_models import Builder
 from tests.plan_by_app import run_by_app
 from tests.run_time_positions import CASES, Positions
 
 Array = np.ndarray
-__all__ = ["_kernel_cache", "opencl"]
+__all__ = ["_kernel_cache", "driver", "opencl"]
 _INTEGERS = ("Gather", "Gather-inner", "GatherElements", "GatherND", "GatherND-batches")
 _FLOATS = ("GridSample-linear-zeros-0", "GridSample-nearest-border-0")
 
@@ -94,24 +99,57 @@ def test_a_wrong_position_is_named(name: str, integers: OnGpu) -> None:
             integers.run(integers.given(case, wrong))
 
 
-def test_what_was_computed_is_read_where_the_data_say(opencl: Gpu, tmp_path: Path) -> None:
-    """Of an image that the GPU has made no byte is copied to the CPU."""
+def _picks(folder: Path) -> tuple[Path, list[Array], Array]:
+    """A model that reads what it has computed where the data say; inputs, and what is due."""
     b = Builder(seed=2)
     y = b.op("Relu", b.conv("x", 3, 8))
     rows = b.op("Gather", b.op("Reshape", y, b.const([8, 36], "int64")), "k", axis=1)
     b.op("MatMul", b.op("Transpose", rows, perm=[1, 0]), b.weight(8, 5), outputs=["y"])
     integer = onnx.TensorProto.INT64
     shapes = {"x": [1, 3, 6, 6], "k": [7]}
-    path = b.save(tmp_path / "model.onnx", shapes, {"y": [7, 5]}, {"k": integer})
+    path = b.save(folder / "model.onnx", shapes, {"y": [7, 5]}, {"k": integer})
+    x = np.random.default_rng(3).normal(size=shapes["x"]).astype("float32")
+    k = np.int64([35, 0, -1, 7, 7, -36, 20])
+    return path, [x, k], _reference(path, {"x": x, "k": k})[0]
+
+
+def test_what_was_computed_is_read_where_the_data_say(opencl: Gpu, tmp_path: Path) -> None:
+    """Of an image that the GPU has made no byte is copied to the CPU."""
+    path, given, due = _picks(tmp_path)
     bundle = _bundle(path, opencl, tmp_path / "bundle")
     assert _on_cpu(bundle) == ["positions"]
     plan = json.loads((bundle / "model/graph.json").read_text())
     to_cpu = [copy["bytes"] for copy in plan["gpu"]["copies"] if copy["to"] == "cpu"]
     assert sum(to_cpu) == 7 * 5 * 4
-    x = np.random.default_rng(3).normal(size=shapes["x"]).astype("float32")
-    k = np.int64([35, 0, -1, 7, 7, -36, 20])
-    (due,) = _reference(path, {"x": x, "k": k})
-    np.testing.assert_allclose(_run(bundle, [x, k], 1)[0], due, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(_run(bundle, given, 1)[0], due, rtol=1e-5, atol=1e-6)
+
+
+def test_cudas_text_reads_where_the_data_say(driver: Path, tmp_path: Path) -> None:
+    path, given, due = _picks(tmp_path)
+    bundle = _bundle(path, CUDA, tmp_path)
+    np.save(tmp_path / "in.npy", given[0])
+    np.save(tmp_path / "k.npy", given[1])
+    out = tmp_path / "out.npy"
+    done = _run_by_stand_in(bundle, driver, f"--input={tmp_path}/k.npy", f"--output={out}")
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(np.load(out), due, rtol=1e-5, atol=1e-6)
+    np.save(tmp_path / "k.npy", given[1] + 1)
+    done = _run_by_stand_in(bundle, driver, f"--input={tmp_path}/k.npy")
+    assert done.returncode
+    assert "has 36 at [0], which is not between -36 and 35" in done.stderr
+
+
+@_NVRTC
+def test_nvrtc_compiles_what_reads_at_positions(tmp_path: Path) -> None:
+    cases = [case for case in CASES if case.name in _INTEGERS or case.name in _FLOATS]
+    for opset in {case.opset for case in cases}:
+        onnx.save(side_by_side([c for c in cases if c.opset == opset]), tmp_path / "model.onnx")
+        loaded = load_model(ModelSpec(path=tmp_path / "model.onnx"))
+        planned = planning.plan_model(loaded, get_board("local"), CUDA, FULL)
+        for version in ("11.4", "12.2"):
+            found = usages(planned.on_gpu.values(), CUDA.arch, version)
+            assert found
+            assert not any(usage.spilt for usage in found)
 
 
 def test_places_in_an_image_that_are_no_places(opencl: Gpu, tmp_path: Path) -> None:
