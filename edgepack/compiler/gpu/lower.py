@@ -299,8 +299,8 @@ _TAKE = tvm.ir.Op.get("relax.take")
 
 
 def _of_one_place(value: relax.Expr) -> relax.Expr:
-    """An expression in which what is taken from one known place is a slice: of places that come at
-    run time no kernel of a GPU is made, and TVM is not told that these are known."""
+    """An expression in which what is taken from one known place is a slice: that reads no place
+    from memory, and TVM fuses it with others."""
     if not isinstance(value, relax.Call) or value.op != _TAKE:
         return value
     image, places = value.args[0], constant_of(value.args[1])

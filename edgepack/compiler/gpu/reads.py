@@ -1,9 +1,9 @@
 """Reads at positions that come at run time, by a GPU, which no error leaves.
 
 The CPU compares positions with their axis (`frontend.positions`), and ends the run at a wrong one.
-A GPU that reads with them takes the nearest place that there is, as long as that is the same:
+The GPU that reads with them takes the nearest place that there is, which they are:
 
-    place = compare(k[i])       y[i] = x[min(max(place[i], 0), n - 1)]
+    CPU: place[i] = k[i], compared          GPU: y[i] = x[max(min(place[i], n - 1), 0)]
 """
 
 from __future__ import annotations
