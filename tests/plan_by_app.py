@@ -21,8 +21,9 @@ def run_by_app(model: Path, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     Raises RuntimeError with what the app says if it fails.
     """
     board = get_board("local")
-    app = build_runtime(board, select(board).toolchain).app
+    made = build_runtime(board, select(board).toolchain)
     plan = json.loads((model / "graph.json").read_text(encoding="utf-8"))
+    app = made.gpu_app if "gpu" in plan else made.app
     with tempfile.TemporaryDirectory(prefix="edgepack-") as folder:
         bundle = Path(folder)
         (bundle / "manifest.json").write_text("{}")

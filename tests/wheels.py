@@ -82,6 +82,7 @@ def make_wheel(board: Board, out: Path, *, progress: Progress = NO_PROGRESS) -> 
     }
     for kind, folder, program, licenses in (
         (app.KIND, runtime.app.parent.name, runtime.app, runtime.licenses),
+        (app.KIND, runtime.app.parent.name, runtime.gpu_app, runtime.licenses),
         (device_tool.KIND, tool.path.parent.name, tool.path, tool.licenses),
         # Runs a board's kernels on this machine, to compare them with the reference.
         (emulate.KIND, runner.parent.name, runner, {"musl": tool.licenses["musl"]}),

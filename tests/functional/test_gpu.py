@@ -142,7 +142,7 @@ def test_a_profile_has_the_gpus_own_times(model: Path, opencl: Gpu, tmp_path: Pa
     bundle = _bundle(model, opencl, tmp_path)
     np.save(tmp_path / "x.npy", np.zeros((1, 3, 33, 29), "float32"))
     board = get_board("local")
-    app = build_runtime(board, select(board).toolchain).app
+    app = build_runtime(board, select(board).toolchain).gpu_app
     words = ["--input", str(tmp_path / "x.npy"), "--json", "--bench=1", "--profile"]
     done = subprocess.run([app, "--bundle", bundle, *words], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -52,7 +52,7 @@ def test_a_wheel_is_the_same_again_and_says_what_it_holds(wheel: Path, tmp_path:
         hashes = {hashlib.sha256(archive.read(name)).hexdigest() for name in programs}
     parts = bill["components"]
     assert {one["hashes"][0]["content"] for one in parts if "hashes" in one} == hashes
-    assert len([name for name in programs if "/parts/" not in name]) == 3
+    assert len([name for name in programs if "/parts/" not in name]) == 4
     assert any(name.endswith("libopencv.a") for name in programs)
     assert {"opencv", "libsodium", "musl", "zstd"} <= {one["name"] for one in parts}
     assert {name.rpartition("/")[2] for name in names} >= {"opencv", "libsodium", "musl", "zstd"}
@@ -83,6 +83,7 @@ def test_what_is_installed_is_taken_if_it_is_of_these_sources(
         assert tool.path.read_bytes() == built[1].path.read_bytes()
         placed = build_runtime(board, toolchain)
         assert placed.app.read_bytes() == built[0].app.read_bytes()
+        assert placed.gpu_app.read_bytes() == built[0].gpu_app.read_bytes()
         assert placed.licenses == built[0].licenses
         linked = build_runtime(bare, select(bare).toolchain)
         assert linked.licenses == parts.licenses
