@@ -9,6 +9,7 @@ are, and read the same integers as before.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -151,7 +152,10 @@ class _PairWriter:
         self.nodes.append(node)
         (output,) = node.output
         steps = node.input[1], node.input[2] if len(node.input) > 2 else ""
-        if output not in self.fixed and all(name in self.constants for name in steps):
+        if output in self.fixed or any(name not in self.constants for name in steps):
+            return
+        # Of steps by blocks, or along an axis, what an operator makes has other axes.
+        if math.prod(self.constants[steps[0]].dims) == 1:
             self.steps[output] = steps
 
     def _describe(self, name: str, form: _PairForm) -> None:

@@ -229,7 +229,7 @@ MEANINGS: Sequence[Meaning] = (
     ),
     Meaning(
         operator="LRN",
-        form=_OF_NAN,
+        form=f"{_OF_NAN}, or a number whose square is infinite",
         onnx="NaN in the channels whose window has one",
         onnxruntime="NaN in all later channels, too",
         taken=ONNX,
@@ -326,7 +326,7 @@ MEANINGS: Sequence[Meaning] = (
         taken="in float32; inputs, outputs and casts are rounded",
     ),
     Meaning(
-        operator="LayerNormalization, GroupNormalization",
+        operator="LayerNormalization, GroupNormalization, RMSNormalization",
         form="float64",
         onnx="in float32, as stash_type says unless it is set",
         onnxruntime="in float32",

@@ -601,6 +601,34 @@ def test_integers_in_other_steps_behind_a_layer(tmp_path: Path) -> None:
     assert made.verdict == "same", made.why
 
 
+@pytest.mark.parametrize("form", ["axis", "blocks"])
+def test_steps_of_many_scales_beside_a_layer_on_integers(form: str, tmp_path: Path) -> None:
+    """Each stays with its channel, or its block, behind what works on plain integers."""
+    random = np.random.default_rng(2)
+    s = sketch.Sketch(0, 21)
+    x = s.input(random.normal(size=(3, 2, 4, 6)).astype("float32"))
+    scales = np.linspace(0.01, 0.4, 3, dtype="float32")
+    zeros = np.array([3, -2, 0], "int8")
+    more: dict[str, int] = {"axis": 0}
+    if form == "blocks":
+        scales, zeros = (np.resize(steps, (3, 1, 4, 6)) for steps in (scales, zeros))
+        more = {"axis": 1, "block_size": 2}
+    steps = s.const(scales), s.const(zeros)
+    (made,) = s.op("QuantizeLinear", x, *steps, **more)
+    if form == "axis":
+        (made,) = s.op("MaxPool", made, kernel_shape=[2, 2])
+    (made,) = s.op("Clip", made, *(s.const(np.int8(bound)) for bound in (-100, 90)))
+    s.op("DequantizeLinear", made, *steps, **more)
+    one = s.const(np.float32(0.5)), s.const(np.int8(1))
+    rows = s.input(random.integers(-9, 9, (2, 5)).astype("int8"))
+    s.op("QLinearMatMul", rows, *one, s.const(np.eye(5, dtype="int8")), *one, *one)
+    model = s.model()
+    due = sketch.run_by_onnxruntime(model, graphs.names(model, s.data()))
+    assert due is not None
+    for mine, theirs in zip(_outputs(model, s.data(), tmp_path), due, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+
+
 def test_default_numbers_of_float64_are_onnx_s_of_float32(tmp_path: Path) -> None:
     """Attributes are float32: an alpha of 0.2 is 0.200000003."""
     s = sketch.Sketch(0, 17)
