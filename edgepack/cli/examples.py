@@ -33,7 +33,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "edgepack status --json",
     ),
     "bench": (
-        "edgepack bench",
         "edgepack bench -n 100 --threads 1 --profile",
         "edgepack bench --compare 6b4d4871738a 0123456789ab",
         "edgepack bench --compare cpu gpu",

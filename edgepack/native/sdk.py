@@ -132,7 +132,7 @@ def _exported(list_: Path) -> frozenset[str]:
 def _compile(configure: list[str | Path], toolchain: Toolchain, out: Path) -> None:
     cmake = tool("cmake")
     toolchain.run([cmake, *configure], what="configuring the library")
-    targets = ("edgepack_shared", "edgepack_api")
+    targets = ("edgepack_shared", "edgepack_api", "edgepack_sdk_drivers")
     toolchain.run(
         [cmake, "--build", out / "build", "--parallel", str(jobs()), "--target", *targets],
         what="building the library",
