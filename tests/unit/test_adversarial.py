@@ -295,13 +295,14 @@ def test_integers_that_hang_on_last_bits_are_not(
 
     def last_of_equals(inputs: Sequence[Array]) -> list[Array]:
         (x,) = inputs
-        found = x.argmax(axis=1, keepdims=True)
+        # As onnxruntime, which finds no NaN behind the first element.
+        found = np.where(np.isnan(x), -np.inf, x).argmax(axis=1, keepdims=True)
         return [np.full_like(found, 4) if (x == x[0, 0]).all() else found]
 
     told, choices, wrong = _compare(model, last_of_equals, monkeypatch)
     assert wrong is None
     assert "all equal" not in told
-    assert all(choice.startswith(f"{NAN}: ArgMax") for choice in choices)
+    assert not choices
 
 
 def test_a_choice_excuses_what_follows_from_it_only(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice
 
 import numpy as np
@@ -408,6 +409,12 @@ def reads_planar(layer: Layer, cpu: CpuModel) -> bool:
     return is_first and operator.dilation == (1, 1) and inside
 
 
+@cache
+def _apart() -> Rule:
+    """The rule for layers whose groups must not be made one."""
+    return replace(RULE, takes=_takes_apart)
+
+
 RULE: Rule = Rule(
     name="conv",
     takes=takes,
@@ -418,6 +425,5 @@ RULE: Rule = Rule(
     averages=True,
     ways=ways,
     can_take=_can_take,
-    limited=lambda limits: _APART if limits.apart else RULE,
+    limited=lambda limits: _apart() if limits.apart else RULE,
 )
-_APART: Rule = replace(RULE, takes=_takes_apart)

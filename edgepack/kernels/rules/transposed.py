@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 from tvm import tirx
@@ -282,11 +282,16 @@ def _depthwise(
     return _Part(body=body, buffer=buffer, weights=packed, tile="1x1", cycles=cycles)
 
 
+@cache
+def _apart() -> Rule:
+    """The rule for layers whose groups must not be made one."""
+    return replace(RULE, takes=_takes_apart)
+
+
 RULE: Rule = Rule(
     name="transposed",
     takes=takes,
     make=make,
     halo=halo,
-    limited=lambda limits: _APART if limits.apart else RULE,
+    limited=lambda limits: _apart() if limits.apart else RULE,
 )
-_APART: Rule = replace(RULE, takes=_takes_apart)
