@@ -185,6 +185,12 @@ CASES: dict[str, Case] = {
         b.op("Less", b.op("Gather", x, b.const(1), axis=1), b.const(0.0, "float32")),
         axis=0,
     ),
+    "Compress of columns, constant": lambda b, x: b.op(
+        "Compress", x, b.const([False, True, True], "bool"), axis=1
+    ),
+    "Compress to a column that goes": lambda b, x: b.op(
+        "Squeeze", b.op("Compress", x, b.const([0, 0, 0, 1], "bool"), axis=1), b.const([1])
+    ),
     "Concat of columns": moved(1),
     "Concat of rows": moved(0),
     "Concat, constant last": moved(0, keep=False),
@@ -358,6 +364,14 @@ def test_a_branch_for_no_rows(name: str) -> None:
                 b.const(np.ones((1, 6)), "float32"),
             ),
             "of its data and of its updates along axis 1",
+        ),
+        (
+            lambda b, x: b.op("Squeeze", x, b.const([0])),
+            "axis 0 of 'v4' is as long as the data says",
+        ),
+        (
+            lambda b, x: b.op("Compress", x, b.const([False, False], "bool"), axis=1),
+            "its condition is true nowhere",
         ),
         (lambda b, x: b.op("Squeeze", x), "without axes, and whether axis 0 is 1 long depends"),
         (lambda b, x: b.op("LayerNormalization", x, b.weight(6, 4), axis=0), "mixes the elements"),

@@ -97,6 +97,11 @@ def squeeze(graph: Graph, node: onnx.NodeProto) -> None:
             f"without axes, and whether axis {min(axes)} is 1 long depends on the data"
         )
     gone = {axis % rank for axis in given} if given else set()
+    for axis in gone & axes.keys():
+        raise UnsupportedFormError(
+            f"axis {axis} of '{data}' is as long as the data says, and only an axis that is 1 "
+            "long can be taken away"
+        )
     gone = gone or {axis for axis, n in enumerate(graph.shape(data)) if n == 1}
     left = [axis for axis in range(rank) if axis not in gone]
     sizes = {to: axes[axis] for to, axis in enumerate(left) if axis in axes}

@@ -45,6 +45,11 @@ def compress(graph: Graph, node: onnx.NodeProto) -> None:
     if axis is None:
         data = _flat(graph, data)
     axis = (axis or 0) % graph.rank(data)
+    wanted = graph.value(condition)
+    known = wanted is not None and not any(isinstance(item, Size) for item in wanted)
+    if wanted is not None and known and axis not in graph.axes.get(data, {}):
+        _take(graph, node, data, axis, wanted)
+        return
     length = graph.shape(condition)[0]
     # A condition may be shorter than the axis, and not longer.
     if length > graph.shape(data)[axis]:
@@ -57,6 +62,23 @@ def compress(graph: Graph, node: onnx.NodeProto) -> None:
         "Gather", [data, places], Kind(kind.element, tuple(shape)), out=node.output[0], axis=axis
     )
     graph.set_axes(made, {**graph.axes.get(data, {}), axis: size})
+
+
+def _take(graph: Graph, node: onnx.NodeProto, data: str, axis: int, wanted: np.ndarray) -> None:
+    """The slices that a constant condition asks for."""
+    places = np.flatnonzero(wanted[: graph.shape(data)[axis]].astype("bool"))
+    if not places.size:
+        raise UnsupportedFormError("its condition is true nowhere, and its result is empty")
+    kind = graph.kind(data)
+    shape = tuple(len(places) if at == axis else n for at, n in enumerate(kind.shape))
+    made = graph.emit(
+        "Gather",
+        [data, graph.integers(places.tolist())],
+        Kind(kind.element, shape),
+        out=node.output[0],
+        axis=axis,
+    )
+    graph.set_axes(made, graph.axes.get(data, {}))
 
 
 def _flat(graph: Graph, name: str) -> str:
