@@ -170,10 +170,10 @@ def lp_normalization(node: Node) -> relax.Expr:
     axis, order = node.attributes.get("axis", -1), node.attributes.get("p", 2)
     terms = relax.op.abs(data) if order == 1 else relax.op.multiply(data, data)
     norm = relax.op.sum(terms, axis, keepdims=True)
-    norm = norm if order == 1 else relax.op.sqrt(norm)
-    dtype = str(data.ty.dtype)
-    least = relax.const(np.finfo(dtype).tiny, dtype)
-    return relax.op.divide(data, relax.op.maximum(norm, least))
+    norm = node.emit(norm if order == 1 else relax.op.sqrt(norm))
+    zero, one = (relax.const(value, str(data.ty.dtype)) for value in (0.0, 1.0))
+    is_zero = node.emit(relax.op.equal(norm, zero))
+    return relax.op.divide(data, node.emit(relax.op.where(is_zero, one, norm)))
 
 
 # ONNX's modes of Pad by TVM's names.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import tvm
 from tvm import relax, tirx
@@ -230,12 +231,14 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         # The one that is being converted, by its name.
         self.node = onnx.NodeProto()
         self.nodes: dict[str, onnx.NodeProto] = {}
+        self.outputs: set[str] = set()
 
     def convert(self, proto: onnx.ModelProto) -> tvm.IRModule:
         """What `tvm.relax.frontend.onnx.from_onnx` does; a node without a name gets one."""
         for node in proto.graph.node:
             node.name = node.name or next(filter(None, node.output), "")
             self.nodes[node.name] = node
+        self.outputs = {value.name for value in proto.graph.output}
         return self.from_onnx(proto.graph, opset_of(proto))
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
@@ -277,6 +280,9 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         made = own(node) if own else None
         if made is None:
             made = node.by_tvm(inputs)
+        if isinstance(made, relax.ShapeExpr) and not self.outputs.isdisjoint(self.node.output):
+            # TVM's Shape gives one, which is no tensor that could be an output.
+            made = relax.const(np.array([int(size) for size in made.values]), "int64")
         if in_float32:
             made = self._atom(made)
             made = as_bfloat16(node, made) if str(made.ty.dtype) == "float32" else made

@@ -59,6 +59,7 @@ def grid_sample(node: Node) -> relax.Expr | None:
     """GridSample where TVM would divide by the distance of the first pixel from the last, 0.
 
     On an axis of one pixel every place is that pixel: it gets a second one, and the first is taken.
+    The second is what is beside it: a zero, or the same, which counts 0 times.
     Raises UnsupportedFormError for volumes in mode cubic.
     """
     data, grid = node.inputs
@@ -77,8 +78,10 @@ def grid_sample(node: Node) -> relax.Expr | None:
         is_single = np.array([axis in single for axis in range(data.ty.ndim - 1, 1, -1)])
         first = relax.const(-1.0, dtype_of(data))
         grid = node.emit(relax.op.where(relax.const(is_single), first, grid))
+        beside_is_zero = attributes.get("padding_mode", b"zeros") == b"zeros"
         for axis in single:
-            data = node.emit(relax.op.concat([data, data], axis))
+            beside = node.emit(relax.op.zeros_like(data)) if beside_is_zero else data
+            data = node.emit(relax.op.concat([data, beside], axis))
     sampled = _sampled(node, data, grid)
     return node.by_tvm([data, grid]) if sampled is None else sampled
 
@@ -94,9 +97,11 @@ def _sampled(node: Node, data: relax.Expr, grid: relax.Expr) -> relax.Expr | Non
     mode = {b"bilinear": "linear", b"linear": "linear", b"nearest": "nearest"}.get(
         node.attributes.get("mode", b"linear")
     )
-    if len(size) != 2 or mode is None or dtype_of(data) != "float32":
+    padding = node.attributes.get("padding_mode", b"zeros")
+    if len(size) != 2 or mode is None or dtype_of(data) != "float32" or not node.cpu.isa:
         return None
-    if channels < _FEWEST_TO_TURN or not node.cpu.isa:
+    # TVM's reflection reads a pixel 0 times that is not beside the place: NaN, if it is infinite.
+    if channels < _FEWEST_TO_TURN and padding != b"reflection":
         return None
     _, rows, columns, _ = shape_of(grid)
     layer = Sampling(
@@ -106,7 +111,7 @@ def _sampled(node: Node, data: relax.Expr, grid: relax.Expr) -> relax.Expr | Non
         width=size[1],
         places=rows * columns,
         mode=mode,
-        padding=node.attributes.get("padding_mode", b"zeros").decode(),
+        padding=padding.decode(),
         align_corners=bool(node.attributes.get("align_corners", 0)),
         cpu=node.cpu,
     )

@@ -60,7 +60,7 @@ class Meaning:
     their names, or what else. `applies` finds nodes of that form, where ONNX's own reference gives
     another result than what is compiled. `of_nan` finds those whose form is a NaN (or an infinity)
     among the elements, by the shapes of weights, too: there a comparison with onnxruntime says
-    nothing.
+    nothing. With `of_float64` only those of that element type are meant.
     """
 
     operator: str
@@ -70,6 +70,7 @@ class Meaning:
     taken: str
     applies: Callable[[Any, Mapping[str, Any]], bool] = lambda _node, _attributes: False
     of_nan: _OfNan = lambda _node, _attributes, _shapes: False
+    of_float64: bool = False
 
 
 def _by_result(node: Any, attributes: Mapping[str, Any]) -> bool:
@@ -260,6 +261,43 @@ MEANINGS: Sequence[Meaning] = (
         of_nan=_in_groups,
     ),
     Meaning(
+        operator="ConvTranspose",
+        form="a NaN or an infinity among weights that are computed or given at run time",
+        onnx="NaN or an infinity where that weight meets an element",
+        onnxruntime=ONNX,
+        taken="NaN also where it meets the border, as Conv's does",
+        of_nan=lambda node, _attributes, shapes: (
+            node.op_type == "ConvTranspose" and node.input[1] not in shapes
+        ),
+    ),
+    Meaning(
+        operator="GridSample",
+        form="border or reflection, a NaN or an infinity that counts 0 times",
+        onnx="of no effect on places between an edge pixel and the image's edge",
+        onnxruntime=ONNX,
+        taken="NaN there, as in PyTorch; by reflection of float32 images, mode linear, ONNX",
+        of_nan=lambda node, attributes, _shapes: (
+            node.op_type == "GridSample"
+            and attributes.get("padding_mode") in (b"border", b"reflection")
+        ),
+    ),
+    Meaning(
+        operator="LogSoftmax",
+        form="a NaN or an infinity among elements of float64",
+        onnx="NaN",
+        onnxruntime="numbers or infinities in its row",
+        taken=ONNX,
+        of_nan=_any_of("LogSoftmax"),
+        of_float64=True,
+    ),
+    Meaning(
+        operator="Conv, ConvTranspose, Einsum, Gemm, MatMul, Reduce*",
+        form="finite elements, with products or sums of some that are beyond the float type",
+        onnx=_NO_WORD,
+        onnxruntime="an infinity of either sign or NaN, by the order of additions",
+        taken="the same, by an order of its own",
+    ),
+    Meaning(
         operator="QuantizeLinear, DynamicQuantizeLinear",
         form="NaN",
         onnx=_NO_WORD,
@@ -320,8 +358,8 @@ MEANINGS: Sequence[Meaning] = (
     ),
     Meaning(
         operator="all",
-        form="float16",
-        onnx="each result is rounded to float16",
+        form="float16 and bfloat16",
+        onnx="each result is rounded to that type",
         onnxruntime="depends on the kernel: some results are rounded, others computed in float32",
         taken="in float32; inputs, outputs and casts are rounded",
     ),
@@ -557,11 +595,21 @@ def choices_of_nan(proto: Any, node: Any = None) -> list[Meaning]:
     from edgepack.model import walk_nodes
 
     shapes = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
-    found = []
+    found: list[Meaning] = []
     for one in walk_nodes(proto.graph) if node is None else [node]:
         given = _attributes(one)
-        found += [m for m in MEANINGS if m.of_nan(one, given, shapes) and m not in found]
+        for meaning in MEANINGS:
+            if meaning in found or not meaning.of_nan(one, given, shapes):
+                continue
+            if not meaning.of_float64 or _is_of_float64(proto, one):
+                found.append(meaning)
     return found
+
+
+def _is_of_float64(proto: Any, node: Any) -> bool:
+    from onnx import TensorProto
+
+    return _index(proto).types.get(node.input[0]) == TensorProto.DOUBLE
 
 
 def _attributes(node: Any) -> dict[str, Any]:

@@ -149,6 +149,8 @@ LARGE = np.array([[1_500_000_000, 1_200_000_000, 900_000_000]])
 ENDS = np.array([-np.inf, -6e4, -3, np.nan, 1, 6e4, np.inf])
 PIXELS = np.arange(60).reshape(1, 2, 5, 6) * 7 % 100
 GRID = np.linspace(-1.5, 1.5, 18).reshape(1, 3, 3, 2)
+HOT = np.array([[[[1, -np.inf, 3], [4, 5, 6], [7, 8, 9], [2, np.inf, 0]]]], "float32")
+PLACES = np.array([[[[-0.9, -0.95], [0.9, 0.3], [-0.95, 0.2]]]], "float32")
 SCALES = np.array([1, 1, 1.5, 2.3], "float32")
 ALIGNED = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
 BEYOND = {"auto_pad": "VALID", "strides": [2, 2], "dilations": [1, 2], "ceil_mode": 1}
@@ -260,6 +262,10 @@ CORNERS: Sequence[Corner] = (
         )
         for padding in ("zeros", "reflection")
     ),
+    # An infinite pixel that is not around the place.
+    (20, "GridSample", (HOT[..., :1], PLACES), {"align_corners": 1, "padding_mode": "zeros"}),
+    (20, "GridSample", (HOT, PLACES), {"padding_mode": "reflection"}),
+    (22, "LpNormalization", (np.array([[1e-45], [-3e-39], [0], [2]], "float32"),), {"p": 1}),
     (13, "QuantizeLinear", (ROW.astype("int32"), [np.float32(0.5)], [np.int8(3)]), {}),
 )
 
@@ -276,6 +282,19 @@ def test_corners_are_as_onnxruntime_has_them(corner: Corner, tmp_path: Path) -> 
     model = s.model()
     due = [s.values[value.name] for value in model.graph.output]
     case = graphs.Drawn(name=operator, model=model, given=s.data(), due=due)
+    made = graphs.judge(case, tmp_path)
+    assert made.verdict == "same", made.why
+
+
+def test_a_shape_that_is_an_output(tmp_path: Path) -> None:
+    """Of a tensor whose shape onnxruntime does not know when it folds constants."""
+    s = sketch.Sketch(0, 11)
+    data = s.input(s.random.standard_normal((2, 3, 2)).astype("float32"))
+    normal = s.op("MeanVarianceNormalization", data, axes=[1])[0]
+    s.op("Shape", s.op("CumSum", normal, s.const(np.int64(1)))[0])
+    model = s.model()
+    due = [s.values[item.name] for item in model.graph.output]
+    case = graphs.Drawn(name="shape", model=model, given=s.data(), due=due)
     made = graphs.judge(case, tmp_path)
     assert made.verdict == "same", made.why
 

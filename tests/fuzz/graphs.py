@@ -117,6 +117,8 @@ def behind_choices(
             or _is_too_large(node.op_type, given)
             or _is_left_unrounded(node, model)
             or _is_read_otherwise(node, given)
+            or _overflows(node, given, values)
+            or _cuts_unrounded(node, given, made)
         ):
             found.update(node.output)
         elif _is_on_an_edge(node, values, made):
@@ -150,6 +152,30 @@ def _is_read_otherwise(node: onnx.NodeProto, given: Sequence[np.ndarray]) -> boo
         with np.errstate(over="ignore"):
             return not _is_finite(np.square(given[0]))
     return node.op_type == "ReduceLogSumExp" and given[0].dtype.kind in "iu"
+
+
+_SUMS = frozenset(
+    ("Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul", "ReduceL1", "ReduceL2", "ReduceMean",
+     "ReduceSum", "ReduceSumSquare")
+)  # fmt: skip
+
+
+def _overflows(
+    node: onnx.NodeProto, given: Sequence[np.ndarray], values: Mapping[str, np.ndarray]
+) -> bool:
+    """Whether parts of a sum of finite numbers are infinite: which, and whether they meet one of
+    the other sign, depends on their order, and on how often they are rounded."""
+    made = [values[name] for name in node.output if name in values]
+    return node.op_type in _SUMS and all(map(_is_finite, given)) and not all(map(_is_finite, made))
+
+
+def _cuts_unrounded(node: onnx.NodeProto, given: Sequence[np.ndarray], made: set[str]) -> bool:
+    """Whether it makes integers of a bfloat16 inside the model, which may not be rounded there."""
+    return (
+        node.op_type in ("Cast", "CastLike")
+        and not made.isdisjoint(node.input[:1])
+        and given[0].dtype.name == "bfloat16"
+    )
 
 
 def _is_left_unrounded(node: onnx.NodeProto, model: onnx.ModelProto) -> bool:
