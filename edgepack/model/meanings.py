@@ -609,7 +609,7 @@ def choices_of_nan(proto: Any, node: Any = None) -> list[Meaning]:
 def _is_of_float64(proto: Any, node: Any) -> bool:
     from onnx import TensorProto
 
-    return _index(proto).types.get(node.input[0]) == TensorProto.DOUBLE
+    return bool(_index(proto).types.get(node.input[0]) == TensorProto.DOUBLE)
 
 
 def _attributes(node: Any) -> dict[str, Any]:
