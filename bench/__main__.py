@@ -10,7 +10,7 @@ from pathlib import Path
 from bench import accuracy, arm, bits, camera, compiling, host, mca, ops
 from bench.charts import write_charts
 from bench.cycles import measure as cycles
-from bench.models import ALL, MODELS, WIDE
+from bench.models import ALL, KINDS, MODELS, WIDE
 from bench.ours import NAME
 from bench.peers import TITLES
 from bench.results import DOCS, write_section
@@ -45,7 +45,10 @@ def make_parser() -> argparse.ArgumentParser:
     which.add_argument(
         "--wide", action="store_true", help="networks of every kind instead of the nine"
     )
-    which.add_argument("--models", nargs="+", choices=ALL, help="of both")
+    which.add_argument(
+        "--kinds", action="store_true", help="small networks of other kinds instead of the nine"
+    )
+    which.add_argument("--models", nargs="+", choices=ALL, help="of all three")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument(
         "--boards",
@@ -89,7 +92,7 @@ def _measure(args: argparse.Namespace, console: Console) -> None:
 def main(argv: Sequence[str]) -> int:
     """Runs one command line and returns its exit code."""
     args = make_parser().parse_args(argv)
-    args.models = args.models or list(WIDE if args.wide else MODELS)
+    args.models = args.models or list(WIDE if args.wide else KINDS if args.kinds else MODELS)
     console = Console(verbose=args.verbose)
     if args.cache_dir is not None:
         set_cache_dir(args.cache_dir)
@@ -106,6 +109,7 @@ def main(argv: Sequence[str]) -> int:
         "mca": mca.report,
         "host": host.report,
         "wide": host.wide_report,
+        "kinds": host.kinds_report,
         "ops": ops.report,
         "compile": compiling.report,
         "bits": bits.report,
@@ -117,7 +121,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     sections = {name: report() for name, report in reports.items()}
     kinds = ("arm", "cycles", "mca", "ops", "compile", "bits", "photos")
-    chosen = [name for name in kinds if getattr(args, name)] or ["host", "wide"]
+    chosen = [name for name in kinds if getattr(args, name)] or ["host", "wide", "kinds"]
     print("\n\n".join(sections[name] for name in (sections if args.report else chosen)))
     if args.docs:
         for name, text in sections.items():

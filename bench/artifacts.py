@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from bench.models import ALL, MODELS, get_model
+from bench.models import ALL, MODELS, WIDE, get_model
 from edgepack.boards import get_board, load_boards
 from edgepack.compiler import compile_model, plan_model
 from edgepack.frontend.load import load_model
@@ -87,7 +87,7 @@ def main() -> int:
     parser.add_argument("--before", type=Path, help="compare with hashes stored earlier")
     parser.add_argument("-j", "--jobs", type=int, default=1)
     options = parser.parse_args()
-    models = list(ALL) if options.wide else options.models
+    models = [*MODELS, *WIDE] if options.wide else options.models
     found = all_hashes(models, options.boards, options.jobs, plans=options.plans)
     if options.store:
         options.store.write_text(json.dumps(found, indent=1))

@@ -19,7 +19,7 @@ from pathlib import Path
 import onnx
 from onnx import numpy_helper
 
-from bench.models import MODELS, WIDE, get_model
+from bench.models import KINDS, MODELS, WIDE, get_model
 from bench.results import Figure, Rows, load, ordered, store
 from edgepack.base.apart import Limits
 from edgepack.base.paths import cache_dir, set_cache_dir
@@ -201,7 +201,7 @@ def report() -> str:
     stored = load("compile")
     parts = [
         _table(rows, _COLUMNS)
-        for names in (MODELS, WIDE)
+        for names in (MODELS, WIDE, KINDS)
         if (rows := ordered(stored.get(BOARD, {}), names))
     ]
     if rows := ordered(stored.get("planned", {}), (*MODELS, *WIDE)):

@@ -27,7 +27,7 @@ import onnxruntime
 from onnx import numpy_helper
 
 from bench import gpu_worker
-from bench.models import ALL, BenchModel, get_model
+from bench.models import ALL, MODELS, WIDE, BenchModel, get_model
 from edgepack.base.errors import EdgepackError, UsageError
 from edgepack.base.progress import Progress
 from edgepack.boards import get_board
@@ -187,7 +187,9 @@ def main(argv: Sequence[str]) -> int:
     """Packs, and runs what was packed unless it is for elsewhere."""
     parser = argparse.ArgumentParser(prog="./dev gpu", description=__doc__, allow_abbrev=False)
     parser.add_argument("--pack", type=Path, metavar="FOLDER", help="only make the folder")
-    parser.add_argument("--models", nargs="+", choices=ALL, default=list(ALL), metavar="MODEL")
+    parser.add_argument(
+        "--models", nargs="+", choices=ALL, default=[*MODELS, *WIDE], metavar="MODEL"
+    )
     parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=[PRECISIONS[0]])
     parser.add_argument("--arch", help="of another machine's GPU, as sm_90")
     parser.add_argument("--processors", type=int, default=132, help="of that; default: 132")

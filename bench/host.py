@@ -23,7 +23,7 @@ import numpy as np
 
 from bench import avx2, ours
 from bench.convert import converted
-from bench.models import ALL, MODELS, WIDE, BenchModel, get_model
+from bench.models import KINDS, MODELS, WIDE, BenchModel, get_model
 from bench.ours import NAME, TOLERANCE
 from bench.peers import HOST_ENGINES, TITLES, WORKER, host_python
 from bench.results import (
@@ -290,14 +290,21 @@ def wide_report() -> str:
     mean = _mean(tables.get("cpu_ms_1", {}))
     if mean:
         parts.append(f"With the nine, one thread: {mean}.")
-    if held := ordered(tables.get(AVX2, {}), ALL):
+    if held := ordered(tables.get(AVX2, {}), (*MODELS, *WIDE)):
         found = table(held, HOST_ENGINES, TITLES, scale=1, digits=2)
         parts.append(f"**1 thread, every engine held to AVX2, median CPU time, ms**\n\n{found}")
     return "\n\n".join(parts)
 
 
+def kinds_report() -> str:
+    """The same of small networks of other kinds."""
+    return _tables(KINDS)
+
+
 def _mean(rows: Rows) -> str:
-    ratios = [found for figures in ordered(rows, ALL).values() if (found := ratio(figures))]
+    ratios = [
+        found for figures in ordered(rows, (*MODELS, *WIDE)).values() if (found := ratio(figures))
+    ]
     mean = geometric_mean(ratios)
     return "" if mean is None else f"geometric mean of {len(ratios)} {mean:.2f}"
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import onnx
 from onnx import helper
 
-from bench import network, wide
+from bench import kinds, network, wide
 from bench.fetch import Wheel, bench_dir, unpacked
 from bench.network import Network, Value
 from bench.wide import mobile
@@ -279,7 +279,11 @@ WIDE: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "resnet18-batch4": (lambda: _batch(resnet18(), 4), "random"),
     "resnet18-batch16": (lambda: _batch(resnet18(), 16), "random"),
 }
-ALL = {**MODELS, **WIDE}
+# And of small networks of other kinds.
+KINDS: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
+    name: (make, "random") for name, make in kinds.KINDS.items()
+}
+ALL = {**MODELS, **WIDE, **KINDS}
 
 
 def get_model(name: str) -> BenchModel:
@@ -287,8 +291,9 @@ def get_model(name: str) -> BenchModel:
     if name not in ALL:
         raise UsageError(f"unknown model: {name}", hint=perhaps(name, ALL))
     make, weights = ALL[name]
-    own = (Path(__file__), Path(network.__file__), *sorted(Path(wide.__file__).parent.glob("*.py")))
-    sources = (*own, *sorted(_EXAMPLE.glob("*.py")))
+    folders = (Path(wide.__file__).parent, Path(kinds.__file__).parent, _EXAMPLE)
+    own = (Path(__file__), Path(network.__file__))
+    sources = (*own, *(path for folder in folders for path in sorted(folder.glob("*.py"))))
     key = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
     path = bench_dir() / "models" / key / f"{name}.onnx"
     with locked(path):

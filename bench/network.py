@@ -133,21 +133,33 @@ class Network:
             group=group,
         )
 
-    def transposed(self, x: Value, name: str, channels: int, *, kernel: int, stride: int) -> Value:
-        """A transposed convolution without padding."""
+    def transposed(
+        self,
+        x: Value,
+        name: str,
+        channels: int,
+        *,
+        kernel: Extent,
+        stride: int,
+        pad: int = 0,
+    ) -> Value:
+        """A transposed convolution, of as many axes as `kernel` has, or two."""
+        extents = kernel if isinstance(kernel, tuple) else (kernel, kernel)
         weight, shift = f"{name}.weight", f"{name}.bias"
         values = self._random(
             weight,
-            (x.channels, channels, kernel, kernel),
-            math.sqrt(stride**2 / (x.channels * kernel**2)),
+            (x.channels, channels, *extents),
+            math.sqrt(stride ** len(extents) / (x.channels * math.prod(extents))),
         )
         inputs = [
             x.name,
             self.constant(weight, values),
             self.constant(shift, self._bias(shift, channels)),
         ]
-        extents = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2}
-        return self.add("ConvTranspose", inputs, channels, **extents)
+        windows = {"kernel_shape": list(extents), "strides": [stride] * len(extents)}
+        if pad:
+            windows["pads"] = [pad] * (2 * len(extents))
+        return self.add("ConvTranspose", inputs, channels, **windows)
 
     def norm(self, x: Value, name: str) -> Value:
         """The checkpoint's batch norm, or a random one."""

@@ -25,6 +25,7 @@ from bench import (
     ops,
     results,
 )
+from bench.kinds import KINDS
 from bench.models import BenchModel
 from bench.network import Network, tokens_of
 from bench.ours import NAME
@@ -272,10 +273,10 @@ def test_random_network_is_the_same_every_time_and_keeps_its_scale() -> None:
     assert 1e-3 < np.abs(logits).max() < 1e3
 
 
-@pytest.mark.parametrize("name", ["keywords-conv1d", "tcn", "text-48x320", "yolov8n-320"])
+@pytest.mark.parametrize("name", ["keywords-conv1d", "tcn", "text-48x320", "yolov8n-320", *KINDS])
 def test_networks_of_every_kind_keep_their_scale(name: str) -> None:
     """Weights of a wrong scale give zeros, infinities or numbers that take longer."""
-    model = WIDE[name]()
+    model = {**WIDE, **KINDS}[name]()
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), providers=["CPUExecutionProvider"]
     )
