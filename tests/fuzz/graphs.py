@@ -142,6 +142,8 @@ def _is_read_otherwise(node: onnx.NodeProto, given: Sequence[np.ndarray]) -> boo
     attributes = [item.s for item in node.attribute]
     if node.op_type == "Resize":
         return b"half_pixel_symmetric" in attributes and not {b"linear", b"cubic"} & {*attributes}
+    if not given:  # of values that only running the model tells
+        return False
     if any(item.name == "saturate" and not item.i for item in node.attribute):
         # 240 is the largest number of the narrowest type.
         return not bool((np.abs(wide(given[0])) <= 240).all())  # nor is NaN
@@ -174,7 +176,7 @@ def _cuts_unrounded(node: onnx.NodeProto, given: Sequence[np.ndarray], made: set
     return (
         node.op_type in ("Cast", "CastLike")
         and not made.isdisjoint(node.input[:1])
-        and given[0].dtype.name == "bfloat16"
+        and any(value.dtype.name == "bfloat16" for value in given[:1])
     )
 
 
