@@ -104,6 +104,13 @@ MEANINGS: Sequence[Meaning] = (
         taken="the result is cut to an integer",
     ),
     Meaning(
+        operator="ReduceLogSumExp",
+        form="a NaN beside the positive infinity",
+        onnx="NaN",
+        onnxruntime="infinity",
+        taken=ONNX,
+    ),
+    Meaning(
         operator="Resize, Upsample",
         form="integers, in mode linear or cubic",
         onnx="does not define the rounding",
@@ -237,6 +244,13 @@ MEANINGS: Sequence[Meaning] = (
         of_nan=_any_of("LRN"),
     ),
     Meaning(
+        operator="LRN",
+        form="channels beside much larger ones",
+        onnx="the squares in the window are added up",
+        onnxruntime="squares are added and taken away from channel to channel, and leave errors",
+        taken=ONNX,
+    ),
+    Meaning(
         operator="LSTM, GRU, RNN",
         form=_OF_NAN,
         onnx="NaN",
@@ -292,7 +306,7 @@ MEANINGS: Sequence[Meaning] = (
     ),
     Meaning(
         operator="Conv, ConvTranspose, Einsum, Gemm, MatMul, Reduce*",
-        form="finite elements, with products or sums of some that are beyond the float type",
+        form="finite elements of which products or sums are beyond the float type",
         onnx=_NO_WORD,
         onnxruntime="an infinity of either sign or NaN, by the order of additions",
         taken="the same, by an order of its own",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +283,83 @@ def test_corners_are_as_onnxruntime_has_them(corner: Corner, tmp_path: Path) -> 
     model = s.model()
     due = [s.values[value.name] for value in model.graph.output]
     case = graphs.Drawn(name=operator, model=model, given=s.data(), due=due)
+    made = graphs.judge(case, tmp_path)
+    assert made.verdict == "same", made.why
+
+
+def _local_norm(x: np.ndarray) -> np.ndarray:
+    """LRN of 5 channels, alpha 0.1, beta 0.5, bias 1."""
+    squares = np.pad(np.square(x), [(0, 0), (2, 2), (0, 0), (0, 0)])
+    sums = np.stack([squares[:, c : c + 5].sum(1) for c in range(x.shape[1])], 1)
+    return np.asarray(x / np.sqrt(1 + 0.1 / 5 * sums))
+
+
+def _halved(x: np.ndarray) -> np.ndarray:
+    """Cubic, by half_pixel_symmetric: 3 of 3.5 results, whose middle is that of 7, at 1, 3 and 5,
+    each an element; and thrice as many columns, in the usual places."""
+    rows = x[:, :, [1, 3, 5]]
+    places = (np.arange(3 * x.shape[3]) + 0.5) / 3 - 0.5
+    columns = np.zeros((x.shape[3], len(places)))
+    for at, place in enumerate(places):
+        for column in range(math.floor(place) - 1, math.floor(place) + 3):
+            d = abs(place - column)
+            near = 1.5 * d**3 - 2.5 * d**2 + 1
+            weight = near if d <= 1 else -0.5 * d**3 + 2.5 * d**2 - 4 * d + 2
+            columns[np.clip(column, 0, x.shape[3] - 1), at] += weight if d < 2 else 0
+    return np.asarray(rows @ columns)
+
+
+HOT = np.random.default_rng(3).standard_normal((1, 4, 7, 5)).astype("float32")
+
+
+@pytest.mark.parametrize(
+    ("opset", "operator", "inputs", "attributes", "defined"),
+    [
+        (
+            *(18, "LRN", (np.where(HOT > 1.5, 1e4, HOT).astype("float32"),)),
+            {"size": 5, "alpha": 0.1, "beta": 0.5},
+            _local_norm,
+        ),
+        (
+            *(19, "Resize", (HOT, None, [np.array([1, 1, 0.5, 3], "float32")])),
+            {
+                "mode": "cubic",
+                "cubic_coeff_a": -0.5,
+                "coordinate_transformation_mode": "half_pixel_symmetric",
+            },
+            _halved,
+        ),
+        (
+            18,
+            "InstanceNormalization",
+            (HOT[:, :, :1, :1] + 1e4, [np.arange(4, dtype="float32")], [np.ones(4, "float32")]),
+            {},
+            np.ones_like,
+        ),
+        (
+            *(18, "ReduceLogSumExp", (np.array([np.nan, np.inf], "float32"),)),
+            {"keepdims": 0},
+            lambda _: np.float64(np.nan),
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_defined_is_taken_where_onnxruntime_or_the_reference_have_something_else(
+    opset: int,
+    operator: str,
+    inputs: Sequence[Any],
+    attributes: Mapping[str, Any],
+    defined: Callable[[np.ndarray], np.ndarray],
+    tmp_path: Path,
+) -> None:
+    s = sketch.Sketch(0, opset)
+    names = [
+        "" if value is None else s.const(value[0]) if isinstance(value, list) else s.input(value)
+        for value in inputs
+    ]
+    s.op(operator, *names, **attributes)
+    due = defined(inputs[0].astype("float64")).astype("float32")
+    case = graphs.Drawn(name=operator, model=s.model(), given=s.data(), due=[due])
     made = graphs.judge(case, tmp_path)
     assert made.verdict == "same", made.why
 
