@@ -14,6 +14,7 @@ earlier, and computes some of them again.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from tvm import tirx
@@ -23,7 +24,7 @@ from edgepack.kernels.layer import Layer, RowProduct
 from edgepack.kernels.rules.rule import LayerKernel, Rows, RowsSite, Rule
 from edgepack.kernels.tiles import arm, micro, tile, tir
 from edgepack.kernels.tiles.cpu import CpuModel
-from edgepack.kernels.tiles.element import Element
+from edgepack.kernels.tiles.element import FLOAT32, Element
 from edgepack.kernels.tiles.epilogue import Epilogue
 from edgepack.kernels.tiles.expression import Expression
 from edgepack.kernels.tiles.layout import Blocked, pack_channels
@@ -122,19 +123,20 @@ class _ProductKernel:
         return bool(self._widths)
 
     @property
-    def _widths(self) -> list[int]:
-        """Columns that a vector of results may have.
+    def _in_a_pass(self) -> bool:
+        """Whether results are finished in a pass over what is stored already."""
+        if arm.micro_kernel(self.cpu, self.element) is None:
+            return Epilogue(self._layout(1, 1), self.expression).is_long
+        return micro.assembly_epilogue(self.expression) is None
 
-        Where the last panel overlaps the one before, results are stored by both. Each may find what
-        the other one has finished, if that is done in a pass over what is stored already.
-        """
+    @property
+    def _widths(self) -> list[int]:
+        """Columns that a vector of results may have. Sums of halves are not stored before they are
+        finished where two panels store them, see `_finish`: they would be rounded."""
         columns = self.sizes.columns
         fitting = [lanes for lanes in self.cpu.lanes(self.element) if lanes <= columns]
-        if arm.micro_kernel(self.cpu, self.element) is None:
-            in_a_pass = Epilogue(self._layout(1, 1), self.expression).is_long
-        else:
-            in_a_pass = micro.assembly_epilogue(self.expression) is None
-        return [lanes for lanes in fitting if not in_a_pass or columns % lanes == 0]
+        whole = self._in_a_pass and self.element != FLOAT32
+        return [lanes for lanes in fitting if not whole or columns % lanes == 0]
 
     @property
     def lanes(self) -> int:
@@ -177,6 +179,8 @@ class _ProductKernel:
         size = shape.panel(shape.out_blocks)
         last = (target.blocks - 1) // chosen.vectors * chosen.vectors
         shift = target.blocks * lanes - sizes.columns
+        # What two panels store, one of them might find finished by the other.
+        behind = bool(shift) and self._in_a_pass
 
         assert isinstance(site.output, Rows)
         left, *rights = (
@@ -198,12 +202,9 @@ class _ProductKernel:
         ]
         functions = micro.AssemblyFunctions()
 
-        def by_column(values: np.ndarray | None) -> np.ndarray:
-            """One value per column, for each block those of its columns."""
-            if values is None:
-                return pack_channels(None, target)
-            starts = (block * lanes - shift * (block >= last) for block in range(target.blocks))
-            return np.concatenate([values[start : start + lanes] for start in starts])
+        def finish(index: tir.Expr) -> RowEpilogue:
+            given = [Matrix(item, index, target, last=last, shift=shift) for item in others]
+            return RowEpilogue(target, self.expression, per_column, given)
 
         def loops_of(index: tir.Expr) -> ProductLoops:
             made = Matrix(out, index, target, last=last, shift=shift)
@@ -230,19 +231,19 @@ class _ProductKernel:
                 weights=weights,
                 bias=bias,
                 bias_first=sizes.bias is None,
-                epilogue=RowEpilogue(
-                    target,
-                    self.expression,
-                    per_column,
-                    [Matrix(item, index, target, last=last, shift=shift) for item in others],
-                ),
+                epilogue=RowEpilogue(target, (), (), ()) if behind else finish(index),
                 functions=functions,
                 prepare=pack if weight is None else None,
                 first_weight=first,
             )
 
         def one(index: tir.Expr) -> tir.Stmt:
-            return loops_of(index).group(0, 0, parallel=parallel and not by_batch)
+            shared = parallel and not by_batch
+            made = Matrix(out, index, target, last=last, shift=shift)
+            return tir.sequence(
+                loops_of(index).group(0, 0, parallel=shared),
+                _finished(finish(index), made, last, parallel=shared) if behind else None,
+            )
 
         if weight is not None:
             arguments = [left, *others, weights, bias, *per_column, out]
@@ -256,6 +257,7 @@ class _ProductKernel:
             in_place = [(item, out) for item in others] if finishes else []
             return tir.function(arguments, functions.imported(body), in_place=in_place)
 
+        by_column = partial(_by_column, target=target, last=last, shift=shift)
         constants = [by_column(sizes.bias).astype(sums), *map(by_column, layer.constants)]
         if weight is not None:
             constants.insert(0, self._packed(weight, chosen, lanes))
@@ -333,3 +335,41 @@ class _ProductKernel:
             tir.loop_of("k", depth // side, lambda k: squares(k * side)),
             squares(depth - side) if depth % side else None,
         )
+
+
+def _by_column(values: np.ndarray | None, *, target: Blocked, last: int, shift: int) -> np.ndarray:
+    """One value per column, for each block those of its columns."""
+    if values is None:
+        return pack_channels(None, target)
+    lanes = target.block
+    starts = (block * lanes - shift * (block >= last) for block in range(target.blocks))
+    return np.concatenate([values[start : start + lanes] for start in starts])
+
+
+def _finished(epilogue: RowEpilogue, made: Matrix, last: int, *, parallel: bool) -> tir.Stmt:
+    """The arithmetic on all sums of a product, each once: block `last` begins before the one in
+    front of it ends, so it is read before that is finished, and stored behind it."""
+    blocks, before = made.layout.blocks, tir.Local("first", made.layout.block, FLOAT32.name)
+
+    def result(names: tir.Names, block: tir.Expr, row: tir.Expr, value: tirx.Expr) -> tirx.Expr:
+        return epilogue.apply(names, value, block, 0, row, channel_block=block)
+
+    def one(row: tir.Expr, block: tir.Expr) -> tir.Stmt:
+        names = tir.Names()
+        names.add(made.store(result(names, block, row, made.load(block, 0, row)), block, 0, row))
+        return names.done()
+
+    def row_of(row: tir.Expr) -> tir.Stmt:
+        names = tir.Names()
+        names.add(made.store(result(names, last, row, before.get()), last, 0, row))
+        return tir.sequence(
+            before.declare(),
+            before.set(made.load(last, 0, row)),
+            tir.loop_of("block", last, lambda block: one(row, block)),
+            tir.loop_of("block", blocks - last - 1, lambda block: one(row, last + 1 + block))
+            if blocks - last > 1
+            else None,
+            names.done(),
+        )
+
+    return tir.loop_of("row", made.layout.width, row_of, parallel=parallel)
