@@ -26,7 +26,7 @@ class Node:
     """An ONNX node to convert, whose inputs are Relax expressions already, None where left out.
 
     `title` is its operator and name, `outputs` is how many results are asked for.
-    `cpu` is the one that loops are written for.
+    `cpu` is the one that loops are written for; `alone`: it computes all of the model.
     `by_tvm` is TVM's conversion for other inputs of the same node, `emit` binds an expression to a
     variable, `compute` a tensor expression of some tensors. `call` calls a kernel: its name,
     function, inputs, and its results' shapes and types.
@@ -38,6 +38,7 @@ class Node:
     opset: int
     outputs: int
     cpu: CpuModel
+    alone: bool
     by_tvm: Callable[[list[relax.Expr | None]], relax.Expr]
     emit: Emit
     compute: Callable[..., relax.Expr]

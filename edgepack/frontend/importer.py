@@ -83,22 +83,22 @@ def import_model(
     for what is left after constant folding.
     """
     ready = prepare_model(model.path, model.expanded, leave)
-    return _imported(model, ready, cpu or nearest_model("", ""))
+    return _imported(model, ready, cpu or nearest_model("", ""), alone=cpu is not None)
 
 
-def _imported(model: LoadedModel, ready: Prepared, cpu: CpuModel) -> tvm.IRModule:
-    """A model that is prepared, and its blocks."""
+def _imported(model: LoadedModel, ready: Prepared, cpu: CpuModel, *, alone: bool) -> tvm.IRModule:
+    """A model that is prepared, and its blocks. `alone`: the CPU computes all of it."""
     proto = ready.proto
     check_operators(model.path, proto)
     check_narrow_floats(model.path, proto)
     blocks = {
         key: [
             *(block.name, block.operator, block.states, block.most),
-            *(_imported(model, body, cpu) for body in block.bodies),
+            *(_imported(model, body, cpu, alone=alone) for body in block.bodies),
         ]
         for key, block in ready.blocks.items()
     }
-    importer = _Importer(blocks, cpu)
+    importer = _Importer(blocks, cpu, alone=alone)
     try:
         # The importer prints what it was converting when it fails, and warns about names.
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
@@ -113,7 +113,7 @@ def _imported(model: LoadedModel, ready: Prepared, cpu: CpuModel) -> tvm.IRModul
     apart.at("folding constants by numpy")
     module = relax.transform.CanonicalizeBindings()(module)
     module = relax.transform.DecomposeOpsForInference()(module)
-    module["main"] = with_images(FoldByNumpy(module).visit_expr(module["main"]))
+    module["main"] = with_images(FoldByNumpy(module).visit_expr(module["main"]), in_place=alone)
     # The only operators that LegalizeOps leaves as they are: CumSum and CumProd.
     with tvm.target.Target("llvm"):
         module = relax.backend.DispatchSortScan()(module)
@@ -224,9 +224,9 @@ class _Builder(relax.BlockBuilder):  # type: ignore[misc]
 class _Importer(ONNXGraphImporter):  # type: ignore[misc]
     """TVM's importer, with the conversions of `OPERATORS` before its own, and with origins."""
 
-    def __init__(self, blocks: Mapping[str, Sequence[Any]], cpu: CpuModel) -> None:
+    def __init__(self, blocks: Mapping[str, Sequence[Any]], cpu: CpuModel, *, alone: bool) -> None:
         super().__init__({}, "float32", sanitize=False)
-        self.blocks, self.cpu = blocks, cpu
+        self.blocks, self.cpu, self.alone = blocks, cpu, alone
         self.bb = _Builder()
         # The one that is being converted, by its name.
         self.node = onnx.NodeProto()
@@ -271,6 +271,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             opset=opset,
             outputs=len(self.node.output),
             cpu=self.cpu,
+            alone=self.alone,
             # Behind the last input are those that were left out.
             by_tvm=lambda of: by_tvm(op_name, onnx_input(of), attrs, opset),
             emit=self.bb.emit,

@@ -21,8 +21,10 @@ from edgepack.frontend.arithmetic import dtype_of, shape_of
 from edgepack.frontend.conversions import is_static
 
 # Taps that take more bytes than this are not laid side by side: each is convolved by itself and
-# added to those before, which reads and writes the result as often (a guess).
+# added to those before, which reads and writes the result as often (a guess). But images of this
+# many channels fill blocks, and may be read where they are.
 _MOST_BYTES = 1 << 24
+_BLOCK = 4
 
 _CONVOLUTIONS = ("relax.nn.conv3d", "relax.nn.conv3d_transpose")
 _ELEMENTWISE = tuple(
@@ -47,9 +49,9 @@ _ELEMENTWISE = tuple(
 )
 
 
-def with_images(function: relax.Function) -> relax.Function:
+def with_images(function: relax.Function, *, in_place: bool = False) -> relax.Function:
     """The function with each convolution of a volume of floats, if it is one with constant weights,
-    as one of images."""
+    as one of images. `in_place`: its kernels read neighbouring images where they are, mostly."""
     names = {
         _name(binding.value)
         for block in function.body.blocks
@@ -58,7 +60,8 @@ def with_images(function: relax.Function) -> relax.Function:
     }
     if names.isdisjoint(_CONVOLUTIONS):
         return function
-    made = _Volumes(tvm.IRModule({"main": function})).visit_expr(function)
+    module = tvm.IRModule({"main": function})
+    made = _Volumes(module, in_place=in_place).visit_expr(function)
     return relax.analysis.remove_all_unused(made)
 
 
@@ -82,8 +85,9 @@ class _Volumes(PyExprMutator):  # type: ignore[misc]
     """Writes calls on volumes as calls on images, and keeps the images of each result: what no call
     reads as a volume is left out later."""
 
-    def __init__(self, module: tvm.IRModule) -> None:
+    def __init__(self, module: tvm.IRModule, *, in_place: bool) -> None:
         super().__init__(module)
+        self._in_place = in_place
         self._images: dict[relax.Var, relax.Var] = {}
         self._made: list[relax.Var] = []  # of the call that is being bound
         self._span: Any = None
@@ -181,7 +185,8 @@ class _Volumes(PyExprMutator):  # type: ignore[misc]
             )
 
         weights = [values[:, :, tap] for tap in range(len(taps))]
-        if groups > 1 or _bytes(taps) > _MOST_BYTES:
+        is_read_there = self._in_place and shape_of(images)[1] % _BLOCK == 0
+        if groups > 1 or (_bytes(taps) > _MOST_BYTES and not is_read_there):
             parts = [convolve(*pair) for pair in zip(taps, weights, strict=True)]
             return reduce(lambda one, other: self._emit(relax.op.add(one, other)), parts)
         return convolve(self._beside(taps), np.concatenate(weights, 1))
@@ -204,24 +209,29 @@ class _Volumes(PyExprMutator):  # type: ignore[misc]
         if not all(chosen):
             return None
         images = self._images_of(data)
-        results = []
-        for turn, taps in enumerate(chosen):
-            firsts = [(turn + pads[0] - tap) // stride for tap in taps]
-            beside = self._beside(self._taps(images, firsts, count, 1))
-            of = np.concatenate([values[:, :, tap] for tap in taps], 0)
-            results.append(
-                self._emit(
-                    relax.op.nn.conv2d_transpose(
-                        beside,
-                        relax.const(np.ascontiguousarray(of)),
-                        strides=strides[1:],
-                        padding=[pads[1], pads[2], pads[4], pads[5]],
-                        output_padding=_numbers(attrs.output_padding)[1:],
-                    )
+
+        def convolve(firsts: Sequence[int], of: np.ndarray) -> relax.Var:
+            return self._emit(
+                relax.op.nn.conv2d_transpose(
+                    self._beside(self._taps(images, firsts, count, 1)),
+                    relax.const(np.ascontiguousarray(of)),
+                    strides=strides[1:],
+                    padding=[pads[1], pads[2], pads[4], pads[5]],
+                    output_padding=_numbers(attrs.output_padding)[1:],
                 )
             )
-        _, channels, height, width = shape_of(results[0])
-        mixed = relax.op.reshape(self._beside(results), [count * stride, channels, height, width])
+
+        firsts = [
+            [(turn + pads[0] - tap) // stride for tap in taps] for turn, taps in enumerate(chosen)
+        ]
+        weights = [np.concatenate([values[:, :, tap] for tap in taps], 0) for taps in chosen]
+        if all(item == firsts[0] for item in firsts):
+            # The results lie side by side as those of one convolution.
+            results = [convolve(firsts[0], np.concatenate(weights, 1))]
+        else:
+            results = list(map(convolve, firsts, weights))
+        channels, *pixels = values.shape[1], *shape_of(results[0])[2:]
+        mixed = relax.op.reshape(self._beside(results), [count * stride, channels, *pixels])
         if count * stride == depth:
             return self._emit(mixed)
         return self._emit(relax.op.strided_slice(self._emit(mixed), [0], [0], [depth]))

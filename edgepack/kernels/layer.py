@@ -196,6 +196,23 @@ class Concatenation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stack:
+    """Neighbouring images of a batch side by side, as channels: image n of the result is `taps`
+    images of the input, from number `stride * n - before` on; zeros for those that there are not.
+    `before` is negative where the first ones are not read.
+    """
+
+    taps: int
+    stride: int
+    before: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unstack:
+    """The channels of each image as images of their own: (N, k * C, H, W) -> (N * k, C, H, W)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Slice:
     """Consecutive channels of the input, from channel `first` on, as many as the output has."""
 
@@ -424,6 +441,8 @@ Operator = (
     | Pointwise
     | Concatenation
     | Slice
+    | Stack
+    | Unstack
     | Crop
     | Conversion
     | Plain

@@ -19,6 +19,7 @@ from edgepack.kernels.rules import (
     integer_operators,
     integer_transposed,
     preactivated,
+    stack,
     streamed,
 )
 from edgepack.kernels.rules.table import RULES
@@ -344,11 +345,12 @@ FAMILIES = (
 
 
 # Those have tests of their own; of large images only: test_streamed.py; of windows that reach
-# far past the ends of a sequence: test_sequences.py; of plain tensors: test_products.py,
-# test_attention.py, test_compiler_vectors.py and test_integers.py.
+# far past the ends of a sequence: test_sequences.py; of volumes: test_volumes.py; of plain tensors:
+# test_products.py, test_attention.py, test_compiler_vectors.py and test_integers.py.
 INTEGERS = (integer_convolution.RULE, integer_transposed.RULE, *integer_operators.RULES)
 LARGE = (streamed.RULE, preactivated.RULE)
 FAR = (dilated.RULE,)
+VOLUMES = (stack.RULE, stack.UNSTACK)
 ROWS = tuple(rule for rule in RULES if rule.rows is not None)
 
 
@@ -371,7 +373,11 @@ def test_outputs_equal_onnxruntime(
     assert [layer.kernel for layer in compiled.layers] == [call["kernel"] for call in calls]
     if board == "local":
         assert {layer.rule for layer in compiled.layers} == {
-            *(rule.name for rule in RULES if rule not in (*INTEGERS, *LARGE, *FAR, *ROWS)),
+            *(
+                rule.name
+                for rule in RULES
+                if rule not in (*INTEGERS, *LARGE, *FAR, *VOLUMES, *ROWS)
+            ),
             LAYOUT,
             "generic",
         }

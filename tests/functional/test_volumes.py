@@ -21,8 +21,9 @@ class _Chain:
     """A volume in the making: its name, channels and size so far."""
 
     def __init__(self, net: Builder, random: np.random.Generator, name: str) -> None:
-        self.net, self.random, self.value = net, random, name
-        self.channels = int(random.choice([1, 3, 8, 17]))
+        # Bounded, so that no layer has to be exact.
+        self.net, self.random, self.value = net, random, net.op("Tanh", name)
+        self.channels = int(random.choice([1, 3, 8, 16, 17, 24]))
         self.size = [int(size) for size in random.integers(6, 14, size=3)]
         self.shape = (1, self.channels, *self.size)
 
@@ -55,10 +56,12 @@ class _Chain:
         self.channels = outs
 
     def transposed(self) -> None:
-        outs, stride, kernel = int(self.random.choice([4, 9])), self._some(1, 3), [2, 3, 4]
+        outs, stride, kernel = int(self.random.choice([4, 9, 16])), self._some(1, 3), [2, 3, 4]
         self.random.shuffle(kernel)
         extra = [int(self.random.integers(0, step)) for step in stride]
         pads = [int(pad) for pad in self.random.integers(0, 2, size=6)]
+        grown = [(n - 1) * s + k for n, s, k in zip(self.size, stride, kernel, strict=True)]
+        pads = [pad if grown[axis % 3] > 3 else 0 for axis, pad in enumerate(pads)]
         weights = [self.net.weight(self.channels, outs, *kernel), self.net.weight(outs)]
         self.value = self.net.op(
             "ConvTranspose",
@@ -73,6 +76,28 @@ class _Chain:
         for axis in range(3):
             grown = (self.size[axis] - 1) * stride[axis] + kernel[axis] + extra[axis]
             self.size[axis] = grown - pads[axis] - pads[axis + 3]
+
+    def branches(self) -> None:
+        """Windows that begin at other images of one volume, in whole blocks of channels."""
+        outs, shared, parts = int(self.random.choice([8, 16])), self.value, []
+        for before, kernel in ((1, 3), (0, 1), (0, 2)):
+            pads = [before, *[kernel // 2] * 2, kernel - 1 - before, *[(kernel - 1) // 2] * 2]
+            weight = self.net.weight(outs, self.channels, *[kernel] * 3)
+            group, value = 1, shared
+            if kernel == 2 and self.channels % 8 == 0:  # a depthwise one before
+                group = self.channels
+                deep = self.net.weight(self.channels, 1, 3, 1, 1)
+                value = self.net.op(
+                    "Conv",
+                    value,
+                    deep,
+                    kernel_shape=[3, 1, 1],
+                    pads=[1, 0, 0, 1, 0, 0],
+                    group=group,
+                )
+            parts.append(self.net.op("Conv", value, weight, kernel_shape=[kernel] * 3, pads=pads))
+        self.value = self.net.op("Relu", self.net.op("Sum", *parts))
+        self.channels = outs
 
     def pool(self) -> None:
         kind = str(self.random.choice(["MaxPool", "AveragePool"]))
@@ -97,10 +122,11 @@ class _Chain:
 
     def steps(self) -> list[Callable[[], None]]:
         return [
-            lambda: self.conv(outs=int(self.random.integers(1, 40))),
+            lambda: self.conv(outs=int(self.random.choice([1, 8, 13, 16, 24, 32]))),
             lambda: self.conv(outs=self.channels, group=self.channels),
             lambda: self.conv(outs=2 * self.channels, group=self.channels),
             self.transposed,
+            self.branches,
             self.pool,
             self.arithmetic,
             self.joined,
@@ -115,7 +141,7 @@ def _check(folder: Path, board: str, cpu: str, seed: int, chains: int, count: in
     for number in range(chains):
         chain = _Chain(net, random, f"x{number}")
         shapes[f"x{number}"] = chain.shape
-        chain.conv(outs=12)
+        chain.conv(outs=int(random.choice([12, 16])))
         steps = chain.steps()
         for index in random.permutation(len(steps))[:count]:
             steps[index]()
@@ -153,9 +179,14 @@ def _run_one(folder: Path, shape: tuple[int, ...]) -> list[str]:
 
 
 def test_large_taps_are_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where taps side by side would take too much memory, each is a convolution."""
+    """Where taps side by side would take too much memory, each is a convolution; but not where they
+    are side by side already."""
     monkeypatch.setattr(volumes, "_MOST_BYTES", 1000)
-    assert _run_one(tmp_path, (1, 8, 5, 9, 9)).count("conv") == 3
+    for channels, count in ((6, 3), (8, 1)):
+        folder = tmp_path / str(channels)
+        folder.mkdir()
+        rules = _run_one(folder, (1, channels, 5, 9, 9))
+        assert sum(rule in ("conv", "winograd") for rule in rules) == count
 
 
 def test_batches_of_volumes_stay_volumes(tmp_path: Path) -> None:

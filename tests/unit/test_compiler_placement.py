@@ -25,9 +25,15 @@ from tests.unit.test_compiler_winograd import layer
 IMAGE = (1, 8, 12, 10)
 
 
-def placed(path: Path, net: Builder, *outputs: str, cpu: CpuModel = CORTEX_A72) -> Placement:
-    """The placement of a network of one image."""
-    save_cases(path, net, {"x": IMAGE}, {f"result_{name}": name for name in outputs})
+def placed(
+    path: Path,
+    net: Builder,
+    *outputs: str,
+    cpu: CpuModel = CORTEX_A72,
+    shape: tuple[int, ...] = IMAGE,
+) -> Placement:
+    """The placement of a network of one image, or of what else has a `shape`."""
+    save_cases(path, net, {"x": shape}, {f"result_{name}": name for name in outputs})
     module = importer.import_model(load_model(ModelSpec(path=path)))
     return place_layers(module["main"], cpu)
 
@@ -80,6 +86,70 @@ def test_a_range_of_blocks_is_a_view_with_the_halo_of_the_whole(path: Path) -> N
     assert shown.halo == whole.halo == Halo(top=2, left=2, bottom=2, right=2)
     # 16 of 32 channels lie before it: half of the image.
     assert view.alias == ViewAt(offset=whole.nbytes // 2)
+
+
+def of_volumes(net: Builder, value: str, count: int, before: int, kernel: int) -> str:
+    """Windows over so many images of a volume of 8 channels, the first one `before` the first."""
+    behind, around = count - 1 - before, kernel // 2
+    return net.op(
+        "Conv",
+        value,
+        net.weight(8, 8, count, kernel, kernel),
+        kernel_shape=[count, kernel, kernel],
+        pads=[before, around, around, behind, around, around],
+    )
+
+
+VOLUME = (1, 8, 5, 6, 6)
+
+
+def test_neighbouring_images_are_side_by_side_where_they_are(path: Path) -> None:
+    """The images of a window over three of them overlap those of the next one, in their halo, and
+    there are zeros before the first and behind the last one."""
+    net = Builder()
+    made = of_volumes(net, "x", 3, 1, 3)
+    net.op("Relu", of_volumes(net, made, 3, 1, 3), outputs=["y"])
+    placement = placed(path, net, "y", shape=VOLUME)
+    stacks = by_rule(placement, "stack")
+    assert [item.alias for item in stacks] == [ViewAt(offset=0)] * 2
+    source, shown = (
+        placement.layouts[value] for value in (*stacks[1].layer.inputs, stacks[1].layer.output)
+    )
+    assert source.halo == Halo(top=1, left=1, bottom=1, right=1, front=1, back=1)
+    # Two blocks of four channels for each of 5 images and 2 of zeros.
+    assert source.shape == shown.shape == (14, 8, 8, 4)
+    assert (shown.blocks, shown.step) == (6, 2)
+
+
+def test_images_are_copied_where_a_window_begins_at_no_aligned_byte(path: Path) -> None:
+    """One window begins an image before the first, the other one at it: two planes of 7x7 pixels of
+    16 bytes later."""
+
+    def aliases(size: int) -> set[object]:
+        net = Builder()
+        made = of_volumes(net, "x", 1, 0, 1)
+        both = [of_volumes(net, made, 3, 1, 1), of_volumes(net, made, 2, 0, 1)]
+        net.op("Add", *both, outputs=["y"])
+        placement = placed(path, net, "y", shape=(1, 8, 5, size, size))
+        return {item.alias for item in by_rule(placement, "stack")}
+
+    assert aliases(7) == {ViewAt(offset=0), None}
+    assert aliases(6) == {ViewAt(offset=0), ViewAt(offset=2 * 6 * 6 * 16)}
+
+
+def test_the_channels_of_a_transposed_window_are_the_images_of_a_volume(path: Path) -> None:
+    net = Builder()
+    made = net.op(
+        "ConvTranspose", "x", net.weight(8, 8, 2, 2, 2), kernel_shape=[2] * 3, strides=[2] * 3
+    )
+    net.op("Relu", of_volumes(net, made, 3, 1, 3), outputs=["y"])
+    placement = placed(path, net, "y", shape=VOLUME)
+    (volume,), (window,) = by_rule(placement, "unstack"), by_rule(placement, "stack")
+    # One image of zeros there is half of one here: there are two.
+    assert placement.layouts[volume.layer.inputs[0]].halo.front == 1
+    assert placement.layouts[volume.layer.output].halo.front == 2
+    assert volume.alias == ViewAt(offset=0)
+    assert window.alias == ViewAt(offset=2 * 14 * 14 * 16)
 
 
 def test_a_mean_is_made_with_what_it_is_the_mean_of(path: Path) -> None:

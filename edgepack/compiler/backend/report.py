@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 @dataclass(frozen=True, kw_only=True)
 class Stored:
     """How a kernel's result lies in memory: images in blocks of `block` channels, `top` rows and
-    `left` columns into a halo of zeros; with a block of 0 as NCHW.
+    `left` columns into a halo of zeros, behind `front` images of zeros; with a block of 0 as NCHW.
     """
 
     batch: int
@@ -26,6 +26,7 @@ class Stored:
     block: int = 0
     top: int = 0
     left: int = 0
+    front: int = 0
 
     def plain(self, stored: Array, shape: Sequence[int]) -> Array:
         """The tensor as the model has it, in `shape`, of what lies in memory.
@@ -36,7 +37,9 @@ class Stored:
         values = stored
         if self.block:
             blocks = -(-self.channels // self.block)
-            values = stored.reshape(self.batch, blocks, *stored.shape[-3:])
+            first = self.front * blocks
+            values = stored.reshape(-1, *stored.shape[-3:])[first : first + self.batch * blocks]
+            values = values.reshape(self.batch, blocks, *stored.shape[-3:])
             bottom, right = self.top + self.height, self.left + self.width
             values = values[:, :, self.top : bottom, self.left : right]
             values = values.transpose(0, 1, 4, 2, 3)

@@ -22,6 +22,8 @@ from edgepack.kernels.layer import (
     Pooling,
     Resampling,
     Slice,
+    Stack,
+    Unstack,
 )
 from edgepack.kernels.tiles.cpu import CpuModel
 from edgepack.kernels.tiles.element import ELEMENTS
@@ -34,7 +36,10 @@ from edgepack.kernels.value import Value, extent
 _WORTH = 0.8
 # Cycles to transpose an element at a region's border (a guess).
 _TRANSPOSED = 2
-_TURNABLE = Convolution | Pooling | GlobalPooling | Resampling | Pointwise | Concatenation | Slice
+_TURNABLE = (
+    *(Concatenation, Convolution, GlobalPooling, Pointwise, Pooling, Resampling, Slice),
+    *(Stack, Unstack),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

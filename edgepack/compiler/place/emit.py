@@ -355,4 +355,5 @@ def _stored(layout: Blocked) -> Stored:
         block=0 if layout.planar else layout.block,
         top=layout.halo.top,
         left=layout.halo.left,
+        front=layout.halo.front,
     )

@@ -24,7 +24,9 @@ from edgepack.kernels.layer import (
     Plain,
     Pointwise,
     Slice,
+    Stack,
     Streamed,
+    Unstack,
     View,
 )
 from edgepack.kernels.limits import LayerLimits, LimitsByValue
@@ -187,7 +189,7 @@ def _laid_out(
 def _can_be_a_part(maker: Layer | None) -> bool:
     """Whether a value may be computed where a joint has it: what is a part of something else, or
     is given, is not."""
-    return maker is not None and not isinstance(maker.operator, Slice | View)
+    return maker is not None and not isinstance(maker.operator, Slice | Stack | Unstack | View)
 
 
 def _empty(joints: Iterable[Collection[Value]], spans: Mapping[Value, _Span]) -> dict[Value, int]:
@@ -210,7 +212,7 @@ def _place_of(
 ) -> Value | None:
     """The value whose bytes a layer's result takes; None if it gets some of its own."""
     operator = layer.operator
-    if isinstance(operator, Slice | View):
+    if isinstance(operator, Slice | Stack | Unstack | View):
         return places[layer.inputs[0]]
     if layer.is_reshape:
         # What an image is reshaped to has to be unpacked, mostly.
@@ -230,10 +232,14 @@ def _place_of(
 def _neighbours(layers: Iterable[Layer]) -> int:
     """The most bytes that one of the layers reads and writes, as the model has them. What computes
     by element needs one of both only."""
+    stacked: dict[Value, Value] = {
+        layer.output: layer.inputs[0] for layer in layers if isinstance(layer.operator, Stack)
+    }
     both = (
-        max(map(_nbytes, layer.inputs), default=0) + _nbytes(layer.output)
+        max((_nbytes(stacked.get(value, value)) for value in layer.inputs), default=0)
+        + _nbytes(layer.output)
         for layer in layers
-        if not isinstance(layer.operator, Pointwise | View | Slice)
+        if not isinstance(layer.operator, Pointwise | View | Slice | Stack | Unstack)
     )
     return max(both, default=0)
 

@@ -37,7 +37,9 @@ from edgepack.kernels.layer import (
     RowProduct,
     Slice,
     Softmax,
+    Stack,
     Streamed,
+    Unstack,
     View,
 )
 from edgepack.kernels.limits import LayerLimits, LimitsByValue
@@ -86,6 +88,8 @@ _KEEPS = (
     Pointwise,
     Pooling,
     Slice,
+    Stack,
+    Unstack,
     View,
 )
 # The same of what TVM lowers, by Relax's names.

@@ -7,7 +7,7 @@ give equal placements. Values that only Relax operators touch stay as the model 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import chain
@@ -17,6 +17,7 @@ from tvm import relax
 
 from edgepack.compiler.layers.fuse import fuse
 from edgepack.compiler.layers.read import Reading, read_layers
+from edgepack.compiler.layers.stacked import with_stacks
 from edgepack.compiler.layers.tensors import ValueTable, variables
 from edgepack.compiler.layers.turn import Turned, turn
 from edgepack.compiler.place import budget
@@ -40,6 +41,7 @@ from edgepack.kernels.layer import (
     Resampling,
     RowProduct,
     Softmax,
+    Stack,
     View,
 )
 from edgepack.kernels.limits import LayerLimits, LimitsByValue
@@ -144,6 +146,8 @@ def place_layers(
     cpu = replace(
         cpu, tight=_grouped(read.layers), most_lanes=lanes_of_joints(read.layers, rules, cpu)
     )
+    regrouping = [rule for rule in rules if rule.regrouping is not None]
+    read = with_stacks(read, main, lambda layer: any(rule.takes(layer, cpu) for rule in regrouping))
     placing = _Placing(
         main=main,
         read=read,
@@ -174,7 +178,7 @@ class _Arranged:
 class _Placing:
     """What is decided so far. `choices` are those that were given, and more; `limits` are what
     layers are to keep to, `whole` values that are made as a whole, `slots` the joints that values
-    are written into."""
+    are written into, `regrouped` layers whose results are parts of what they read."""
 
     main: relax.Function
     read: Reading
@@ -193,6 +197,7 @@ class _Placing:
     taken: dict[Value, Rule] = field(default_factory=dict)
     halos: dict[Value, Halo] = field(default_factory=dict)
     slots: Mapping[Value, Value] = field(default_factory=dict)
+    regrouped: Sequence[Layer] = ()
     layouts: Mapping[Value, Blocked] = field(default_factory=dict)
 
     @property
@@ -292,6 +297,10 @@ class _Placing:
             room=self.scarce,
         )
 
+    def regroup(self) -> None:
+        """Find which images are those of another tensor, grouped otherwise."""
+        self.regrouped = _regrouped(self.layers, self.taken, self.halos, self.whole)
+
     def share_bytes(self) -> None:
         """Find which values are written straight into a joint."""
         self.slots = _share_bytes(self.layers, self.taken, self.halos)
@@ -299,7 +308,8 @@ class _Placing:
     def lay_out(self) -> None:
         """Find the layout of each image in blocks."""
         given = frozenset(self.inputs)
-        self.layouts = _layouts(self.layers, self.taken, self.halos, self.cpu, given)
+        layouts = _layouts(self.layers, self.taken, self.halos, self.cpu, given)
+        self.layouts = _with_parts(layouts, self.regrouped, self.taken)
 
     def placement(self) -> Placement:
         """All that is decided."""
@@ -336,6 +346,7 @@ PASSES: tuple[Callable[[_Placing], None], ...] = (
     _Placing.surround,
     _Placing.average,
     _Placing.pair,
+    _Placing.regroup,
     _Placing.share_bytes,
     _Placing.lay_out,
 )
@@ -486,7 +497,7 @@ def _take(
     for layer in layers:
         if isinstance(layer.operator, Plain):
             continue
-        if not isinstance(layer.operator, Convolution | IntegerOperator):
+        if not isinstance(layer.operator, Convolution | IntegerOperator | Stack):
             # Not worth a change of layout by themselves.
             read = (*layer.inputs, *layer.operands)
             if not any(value in taken for value in read) or _grows_at_the_end(layer, layers):
@@ -560,6 +571,46 @@ def _halos(layers: Sequence[Layer], taken: Mapping[Value, Rule]) -> dict[Value, 
     return halos
 
 
+def _regrouped(
+    layers: Sequence[Layer],
+    taken: Mapping[Value, Rule],
+    halos: dict[Value, Halo],
+    whole: Collection[Value],
+) -> list[Layer]:
+    """The layers that group images otherwise; those of overlapping ones only where all readers take
+    them. What they read gets the halo that is wanted around their results."""
+    apart = set(whole)
+    for layer in layers:
+        rule = taken.get(layer.output)
+        if rule is None or not rule.reads_apart:
+            apart.update((*layer.inputs, *layer.operands))
+        else:
+            apart.update((*layer.inputs[1:], *layer.operands))
+    found: list[Layer] = []
+    for layer in reversed(layers):
+        rule = taken.get(layer.output)
+        regrouping = rule.regrouping if rule is not None else None
+        if regrouping is None or (regrouping.overlaps and layer.output in apart):
+            continue
+        source = layer.inputs[0]
+        wanted = regrouping.around(layer, halos.get(layer.output, NO_HALO))
+        halos[source] = halos.get(source, NO_HALO).union(wanted)
+        found.insert(0, layer)
+    return found
+
+
+def _with_parts(
+    layouts: dict[Value, Blocked], regrouped: Sequence[Layer], taken: Mapping[Value, Rule]
+) -> dict[Value, Blocked]:
+    """The layouts, those of results that are parts of what their layers read as such."""
+    for layer in regrouped:
+        regrouping = taken[layer.output].regrouping
+        assert regrouping is not None
+        part = regrouping.layout(layer, layouts[layer.inputs[0]])
+        layouts[layer.output] = part or layouts[layer.output]
+    return layouts
+
+
 def _share_bytes(
     layers: Sequence[Layer], taken: Mapping[Value, Rule], halos: dict[Value, Halo]
 ) -> dict[Value, Value]:
@@ -575,7 +626,12 @@ def _share_bytes(
         return value in taken and taken[value].view_at is not None
 
     slots: dict[Value, Value] = {}
-    ones = [layer for layer in layers if layer.output in taken and extent(layer.output)[0] == 1]
+    ones = [
+        layer
+        for layer in layers
+        if layer.output in taken and extent(layer.output)[0] == 1
+        if taken[layer.output].regrouping is None
+    ]
     views = [layer for layer in ones if is_view(layer.output)]
     joints = [layer for layer in ones if taken[layer.output].joining is not None]
     for layer in reversed(views):

@@ -423,6 +423,7 @@ RULE: Rule = Rule(
     reads_planar=reads_planar,
     kept=True,
     averages=True,
+    reads_apart=True,
     ways=ways,
     can_take=_can_take,
     limited=lambda limits: _apart() if limits.apart else RULE,

@@ -449,7 +449,9 @@ class DepthwiseKernel:
         self, plane: tir.Expr, row: tir.Expr, column: tir.Expr, down: tir.Expr, across: tir.Expr
     ) -> list[tir.Expr]:
         """Indices of the input `down` and `across` from the window's corner, in pixels."""
-        operator = self.operator
+        operator, layout = self.operator, self.source.layout
+        if layout.step != layout.blocks:
+            plane = plane // layout.blocks * layout.step + plane % layout.blocks
         return self.source.at(
             plane,
             row * operator.stride[0] + down - operator.before[0],
@@ -591,5 +593,12 @@ def ways(site: LayerSite) -> list[Ranked]:
 
 
 RULE = Rule(
-    name="depthwise", takes=takes, make=make, halo=halo, kept=True, averages=True, ways=ways
+    name="depthwise",
+    takes=takes,
+    make=make,
+    halo=halo,
+    kept=True,
+    averages=True,
+    reads_apart=True,
+    ways=ways,
 )

@@ -112,6 +112,18 @@ class Joining:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Regrouping:
+    """A result that can be the planes of the input, as other images: `around` says what is around
+    the input then that has so much around the result, `layout` the result's layout as a part of an
+    input of one; None if it has to be copied. `overlaps`: an image may have planes of the one
+    before, see `Blocked.apart`, which not all rules read."""
+
+    around: Callable[[Layer, Halo], Halo]
+    layout: Callable[[Layer, Blocked], Blocked | None]
+    overlaps: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pair:
     """Two layers, of which `reader` alone reads what `first` makes, with the rules that would make
     one after the other; `both` is one layer that does what they do.
@@ -170,8 +182,10 @@ class Rule:
     `is_mean`: its result is the mean of each channel of its input. `averages`: its kernel can make
     that as a second result, so that the next layer is spared.
     Its result can be had without a kernel, as a part of the only input, from the byte on that
-    `view_at` says (None: it has to be copied), or as all inputs (`joining`).
+    `view_at` says (None: it has to be copied), or as all inputs (`joining`), or as other images of
+    it (`regrouping`).
     `in_place_of_queries`: it puts the results of an attention there, if that says so.
+    `reads_apart`: its kernels read a first input whose images overlap, see `Blocked.apart`.
     `pairing` is there if it makes two layers at a time. `largest_tile` says of a layer how many
     results a tile has at most, in one direction, where large ones are less exact. `limited` is the
     rule for layers within limits, if these decide what it takes and which forms there are.
@@ -195,7 +209,9 @@ class Rule:
     is_mean: bool = False
     view_at: Callable[[LayerSite], int | None] | None = None
     joining: Joining | None = None
+    regrouping: Regrouping | None = None
     in_place_of_queries: bool = False
+    reads_apart: bool = False
     pairing: Pairing | None = None
     largest_tile: Callable[[Layer], int] | None = None
     ways: Callable[[Any], list[Ranked]] = _no_ways

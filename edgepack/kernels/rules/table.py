@@ -24,6 +24,7 @@ from edgepack.kernels.rules import (
     resize,
     softmax,
     spread,
+    stack,
     streamed,
     transposed,
     winograd,
@@ -57,6 +58,8 @@ RULES: tuple[Rule, ...] = (
     pointwise.POINTWISE,
     concatenation.CONCAT,
     concatenation.SLICE,
+    stack.RULE,
+    stack.UNSTACK,
     # Those of tensors as the model has them.
     attentions.RULE,
     few_rows.RULE,

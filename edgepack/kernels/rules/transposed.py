@@ -293,5 +293,6 @@ RULE: Rule = Rule(
     takes=takes,
     make=make,
     halo=halo,
+    reads_apart=True,
     limited=lambda limits: _apart() if limits.apart else RULE,
 )

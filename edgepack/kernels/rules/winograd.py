@@ -488,7 +488,7 @@ class _WinogradKernel:
         first; what lies behind those of the tile's results counts as zero."""
         lines, before = self.form.both, self.operator.before
         corner = self.source.at(
-            n * self.source.layout.blocks + block,
+            n * self.source.layout.step + block,
             tile.row * lines[0].stride * lines[0].results - before[0] + down,
             tile.column * lines[1].stride * lines[1].results - before[1] + across,
         )
@@ -869,6 +869,7 @@ def rule(
         halo=convolution.halo,
         more_weights=True,
         kept=True,
+        reads_apart=True,
         forms=lambda layer, cpu: _forms(sizes, asked(layer, cpu)),
         ways=partial(_ways, sizes),
         can_take=can,

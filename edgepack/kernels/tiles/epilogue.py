@@ -82,8 +82,7 @@ class Epilogue:
         """The means of all planes, once all results are stored."""
         if self.average is None:
             return None
-        planes = self.output.shape[0]
-        return tir.loop_of("plane", planes, self.average.finish)
+        return tir.loop_of("plane", self.output.planes, self.average.finish)
 
     def apply(
         self,

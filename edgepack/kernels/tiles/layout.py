@@ -27,15 +27,23 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Halo:
-    """Rows and columns of zeros around each image."""
+    """Rows and columns of zeros around each image, and so many images of zeros before the first one
+    of the batch and behind the last one."""
 
     top: int = 0
     left: int = 0
     bottom: int = 0
     right: int = 0
+    front: int = 0
+    back: int = 0
 
     def __bool__(self) -> bool:
-        return any((self.top, self.left, self.bottom, self.right))
+        return any((self.top, self.left, self.bottom, self.right, self.front, self.back))
+
+    @property
+    def of_images(self) -> Halo:
+        """Without whole images of zeros."""
+        return replace(self, front=0, back=0)
 
     def union(self, other: Halo) -> Halo:
         """The smallest halo that has both inside."""
@@ -44,6 +52,8 @@ class Halo:
             left=max(self.left, other.left),
             bottom=max(self.bottom, other.bottom),
             right=max(self.right, other.right),
+            front=max(self.front, other.front),
+            back=max(self.back, other.back),
         )
 
 
@@ -55,7 +65,8 @@ class Blocked:
     """A blocked tensor; its last block may have channels that hold nothing of meaning.
 
     A `planar` one is not blocked: it is NCHW, without a halo, of no more channels than a block.
-    Integers around each image are `outside`, not zeros.
+    Integers around each image are `outside`, not zeros. Where images overlap (see `rules.stack`),
+    each begins so many planes behind the one before as `apart` says.
     """
 
     element: Element
@@ -68,11 +79,22 @@ class Blocked:
     halo: Halo = NO_HALO
     planar: bool = False
     outside: int = 0
+    apart: int = 0
 
     @property
     def blocks(self) -> int:
         """Blocks per image of the batch."""
         return -(-self.channels // self.block)
+
+    @property
+    def step(self) -> int:
+        """Planes from one image of the batch to the next."""
+        return self.apart or self.blocks
+
+    @property
+    def planes(self) -> int:
+        """Planes that are no zeros."""
+        return (self.batch - 1) * self.step + self.blocks
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -81,7 +103,7 @@ class Blocked:
             return self.batch, self.channels, self.height, self.width
         halo = self.halo
         return (
-            self.batch * self.blocks,
+            (halo.front + halo.back) * self.step + self.planes,
             halo.top + self.height + halo.bottom,
             halo.left + self.width + halo.right,
             self.block,
@@ -167,7 +189,7 @@ class Image:
         """Indices of a pixel, counted from the image's corner, not the halo's."""
         halo = self.layout.halo
         return [
-            plane + self.first_plane,
+            plane + (self.first_plane + self.layout.halo.front * self.layout.step),
             row * self.step[0] + (self.first[0] + halo.top),
             column * self.step[1] + (self.first[1] + halo.left),
             lane,
@@ -185,6 +207,7 @@ class Image:
 
     def clear_halo(self, plane: tir.Expr) -> tir.Stmt | None:
         """Write the zeros around one plane."""
+        plane = self._in_memory(plane)
         height = self.layout.height
         return self._clear(plane, 0, height, above=self._above(plane), below=self._below(plane))
 
@@ -195,8 +218,13 @@ class Image:
         def only(at: int, body: tir.Stmt | None) -> tir.Stmt | None:
             return body and tirx.IfThenElse(tirx.EQ(tir.expr(row), tir.integer(at)), body, None)
 
+        plane = self._in_memory(plane)
         above, below = only(0, self._above(plane)), only(self.layout.height - 1, self._below(plane))
         return self._clear(plane, row, 1, above=above, below=below)
+
+    def _in_memory(self, plane: tir.Expr) -> tir.Expr:
+        """A plane's number, those of the images of zeros in front of it counted."""
+        return plane + self.layout.halo.front * self.layout.step
 
     def _clear(
         self,
@@ -218,11 +246,38 @@ class Image:
         return tir.sequence(*parts) if any(part is not None for part in parts) else None
 
     def _above(self, plane: tir.Expr) -> tir.Stmt | None:
-        return self._zeros(plane, 0, self.layout.halo.top, 0, self.layout.shape[2])
+        """The zeros above a plane; with those of the first one, whole images in front of it."""
+        layout = self.layout
+        images = self._planes_of_zeros(0, layout.halo.front)
+        above = self._zeros(plane, 0, layout.halo.top, 0, layout.shape[2])
+        return self._with_images(plane, 0, images, above)
 
     def _below(self, plane: tir.Expr) -> tir.Stmt | None:
-        first = self.layout.halo.top + self.layout.height
-        return self._zeros(plane, first, self.layout.halo.bottom, 0, self.layout.shape[2])
+        """The zeros below a plane; with those of the last one, whole images behind it."""
+        layout, halo = self.layout, self.layout.halo
+        images = self._planes_of_zeros(halo.front * layout.step + layout.planes, halo.back)
+        below = self._zeros(plane, halo.top + layout.height, halo.bottom, 0, layout.shape[2])
+        return self._with_images(plane, layout.planes - 1, images, below)
+
+    def _with_images(
+        self, plane: tir.Expr, only: int, images: tir.Stmt | None, zeros: tir.Stmt | None
+    ) -> tir.Stmt | None:
+        if images is None:
+            return zeros
+        first = self.layout.halo.front * self.layout.step
+        here = tirx.EQ(tir.expr(plane), tir.integer(first + only))
+        return tir.sequence(tirx.IfThenElse(here, images, None), zeros)
+
+    def _planes_of_zeros(self, first: int, images: int) -> tir.Stmt | None:
+        """So many images of them, from a plane of the memory on."""
+        if not images:
+            return None
+        _, rows, columns, _ = self.layout.shape
+
+        def clear(plane: tir.Expr) -> tir.Stmt:
+            return tir.sequence(self._zeros(first + plane, 0, rows, 0, columns))
+
+        return tir.loop_of("plane", images * self.layout.step, clear)
 
     def _outside(self) -> tirx.Expr:
         """What is around the image, for all channels of a block."""
@@ -269,7 +324,7 @@ def clear_halos(image: Image) -> tir.Stmt | None:
         assert statement is not None
         return statement
 
-    return tir.loop_of("plane", image.layout.shape[0], clear)
+    return tir.loop_of("plane", image.layout.planes, clear)
 
 
 def pack_channels(

@@ -375,7 +375,7 @@ class ProductLoops:
         source, target = self.source.layout, self.target.layout
         channel_block = group * (target.blocks // shape.groups) + block
         place = TileAt(
-            in_plane=n * source.blocks + group * (source.blocks // shape.groups),
+            in_plane=n * source.step + group * (source.blocks // shape.groups),
             plane=self._plane(n, group) + block,
             channel_block=channel_block,
             weights=weights,
