@@ -1,8 +1,14 @@
-"""LSTM, GRU and RNN: a product over all steps for the inputs, and a kernel for the state."""
+"""LSTM, GRU and RNN: a product over many steps for the inputs, and a kernel for the state.
+
+The gates that the inputs make of a step are three or four times as large as what the layer makes of
+them. So a long sequence is taken in parts, each with a product of its own: only the gates of one
+part are there at once. No bytes move between the parts and the whole.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +18,15 @@ from edgepack.frontend.conversions import Node
 from edgepack.frontend.errors import UnsupportedFormError
 from edgepack.frontend.positions import Reach
 from edgepack.frontend.quantized_operators import dynamic_quantize_linear
+from edgepack.frontend.storage import joint, view
+from edgepack.kernels.tiles.layout import ALIGNMENT
 from edgepack.kernels.whole.recurrent import GATES, Activation, Recurrent, activation
+
+# What the gates of a part take at most, over what the layer reads and writes. But a part has a few
+# rows at least: reading weights once for all of them takes less than multiplying by them.
+_SHARE_OF_GATES = 1 / 16
+_LEAST_ROWS = 4
+_BYTES = {"float16": 2, "float32": 4, "float64": 8}
 
 # Activations of one direction where the node names none.
 _DEFAULT = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
@@ -127,9 +141,8 @@ def _layer(node: Node, kind: str, *, quantised: bool = False) -> relax.Expr:
             quantised=quantised,
         )
         width = GATES[kind] * size
-        rows = node.emit(relax.op.reshape(data, [steps * batch, _shape(data)[2]]))
         turned = node.emit(relax.op.permute_dims(part(weights, direction), [1, 0]))
-        gates = node.emit(relax.op.matmul(rows, _in_units(node, turned, layer)))
+        turned = _in_units(node, turned, layer)
         given = {
             **_panels(node, part(recurrence, direction), layer),
             "hidden": zeros(batch, size) if hidden is None else part(hidden, direction),
@@ -150,18 +163,10 @@ def _layer(node: Node, kind: str, *, quantised: bool = False) -> relax.Expr:
                 )
                 kept = node.emit(relax.op.strided_slice(second, [0], [0], [2 * size]))
                 second = node.emit(relax.op.concat([kept, zeros(size)], 0))
-            both = _in_units(node, node.emit(relax.op.add(first, second)), layer)
-            gates = node.emit(relax.op.add(gates, both))
-        given["gates"] = node.emit(relax.op.reshape(gates, [steps, batch, layer.width]))
+            given["inputs bias"] = _in_units(node, node.emit(relax.op.add(first, second)), layer)
         if layer.reset_after:
             given["bias"] = _in_units(node, given["bias"], layer)
-        made = node.call(
-            kind.lower(),
-            layer.function(),
-            [given[name] for name in layer.inputs()],
-            list(layer.results().values()),
-        )
-        results.append(made[:-1])
+        results.append(_in_parts(node, layer, data, turned, given))
     axes = [2, 1, 1] if by_batch else [1, 0, 0]
     return relax.Tuple(
         [
@@ -169,6 +174,69 @@ def _layer(node: Node, kind: str, *, quantised: bool = False) -> relax.Expr:
             for number in range(len(results[0]))
         ]
     )
+
+
+def _in_parts(
+    node: Node,
+    layer: Recurrent,
+    data: relax.Expr,
+    weights: relax.Expr,
+    given: Mapping[str, relax.Expr | None],
+) -> list[relax.Expr]:
+    """What one direction makes of (steps, batch, elements): the sequence, and the last states.
+
+    Each part begins with the states that the one before ended with.
+    """
+    steps, batch, elements = _shape(data)
+    # Beside a GPU the products are in another memory: all of a sequence is sent at once.
+    count = _steps_of_part(layer, elements) if node.alone else steps
+    starts = range(0, steps, count)
+    sequences = []
+    now = dict(given)
+    for start in reversed(starts) if layer.backwards else starts:
+        of = replace(layer, steps=min(count, steps - start))
+        cut = _cut(node, data, start, start + of.steps)
+        gates = node.emit(relax.op.matmul(cut, weights))
+        if "inputs bias" in given:
+            gates = node.emit(relax.op.add(gates, given["inputs bias"]))
+        now["gates"] = node.emit(relax.op.reshape(gates, [of.steps, batch, of.width]))
+        sequence, *states, _ = node.call(
+            of.kind.lower(),
+            of.function(),
+            [now[name] for name in of.inputs()],
+            list(of.results().values()),
+        )
+        sequences.append(sequence)
+        now.update(zip(("hidden", "cell"), states, strict=False))
+    if layer.backwards:
+        sequences.reverse()
+    if len(sequences) > 1:
+        sequences = [node.emit(joint(sequences, [steps, batch, layer.size]))]
+    return [*sequences, *states]
+
+
+def _steps_of_part(layer: Recurrent, elements: int) -> int:
+    """All steps where the sequences have lengths of their own, or the states are rounded with those
+    of the step before; else so many that each part's results begin at an aligned byte."""
+    if layer.has_lengths or layer.quantised:
+        return layer.steps
+    aligned = ALIGNMENT // math.gcd(ALIGNMENT, _BYTES[layer.dtype] * layer.batch * layer.size)
+    most = layer.steps * (elements + layer.size) * _SHARE_OF_GATES / layer.width
+    least = max(most, _LEAST_ROWS / layer.batch)
+    return min(math.ceil(least / aligned) * aligned, layer.steps)
+
+
+def _cut(node: Node, data: relax.Expr, first: int, behind: int) -> relax.Expr:
+    """The rows of some steps; what is not aligned is copied."""
+    steps, batch, elements = _shape(data)
+    rows, cut = [(behind - first) * batch, elements], data
+    if behind - first < steps:
+        offset = first * batch * elements * _BYTES[str(data.ty.dtype)]
+        if offset % ALIGNMENT:
+            cut = node.emit(relax.op.strided_slice(data, [0], [first], [behind]))
+        else:
+            cut = node.emit(view(data, [behind - first, batch, elements], offset=offset))
+    return node.emit(relax.op.reshape(cut, rows))
 
 
 def _in_units(node: Node, item: relax.Expr, layer: Recurrent) -> relax.Expr:

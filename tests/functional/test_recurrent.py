@@ -10,6 +10,10 @@ import pytest
 from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 
+from edgepack.boards import get_board
+from edgepack.compiler import plan_model
+from edgepack.frontend.load import load_model
+from edgepack.model import ModelSpec
 from tests.onnx_models import Builder
 from tests.targets import compile_and_run, every_target_in_parts, save_cases, wrong_outputs
 
@@ -57,6 +61,70 @@ def test_layers_equal_onnxruntime_s(tmp_path: Path, board: str, cpu: str, part: 
     inputs = [2 * net.random.normal(size=shape).astype("float32")]
     _, got = compile_and_run(path, inputs, board, cpu, tmp_path)
     assert not wrong_outputs(path, inputs, got, tolerance=1e-5)
+
+
+# Longer than a part: the size of the state, steps, batch, features and attributes.
+LONG = [
+    ("LSTM", 16, 37, 1, 16, {"direction": b"bidirectional"}),
+    ("LSTM", 21, 40, 1, 5, {}),
+    ("GRU", 32, 50, 3, 7, {"direction": b"reverse", "linear_before_reset": 1}),
+    ("GRU", 24, 33, 2, 24, {"layout": 1}),
+    ("RNN", 8, 64, 1, 3, {"direction": b"bidirectional"}),
+]
+
+
+@pytest.mark.parametrize("case", LONG, ids=lambda case: f"{case[0]}-{case[2]}")
+def test_each_part_of_a_long_sequence_goes_on_from_the_one_before(
+    case: tuple[str, int, int, int, int, dict], tmp_path: Path
+) -> None:
+    op, size, steps, batch, features, attributes = case
+    net, ways = Builder(6), 2 if attributes.get("direction") == b"bidirectional" else 1
+    gates, by_batch = GATES[op] * size, "layout" in attributes
+    state = (batch, ways, size) if by_batch else (ways, batch, size)
+    names = ["all", "last", "cell"][: 3 if op == "LSTM" else 2]
+    net.op(
+        op,
+        "x",
+        net.weight(ways, gates, features),
+        net.weight(ways, gates, size),
+        net.weight(ways, 2 * gates),
+        "",
+        "h",
+        outputs=names,
+        hidden_size=size,
+        **attributes,
+    )
+    shapes = {"x": (batch, steps, features) if by_batch else (steps, batch, features), "h": state}
+    path = save_cases(tmp_path / "long.onnx", net, shapes, {f"{name}_": name for name in names})
+    inputs = [net.random.normal(size=shape).astype("float32") for shape in shapes.values()]
+    compiled, got = compile_and_run(path, inputs, "local", "native", tmp_path)
+    if by_batch:  # onnxruntime has the other order only
+        evaluator = ReferenceEvaluator(onnx.load(path))
+        due = evaluator.run(None, dict(zip(shapes, inputs, strict=True)))
+        for mine, theirs in zip(got, due, strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+    else:
+        assert not wrong_outputs(path, inputs, got, tolerance=1e-5)
+    kernels = [layer.kernel for layer in compiled.layers]
+    assert sum(kernel.startswith(op.lower()) for kernel in kernels) > 2 * ways
+    # What the parts make lies where the whole is.
+    assert not any("concat" in kernel for kernel in kernels) or ways == 2
+
+
+def test_the_gates_of_a_few_steps_are_there_at_once(tmp_path: Path) -> None:
+    """Of 96 steps at once they would take as much as four times the inputs."""
+    net, shape = Builder(7), (96, 1, 128)
+    net.op(
+        "LSTM",
+        "x",
+        net.weight(1, 512, 128),
+        net.weight(1, 512, 128),
+        outputs=["y"],
+        hidden_size=128,
+    )
+    path = save_cases(tmp_path / "lstm.onnx", net, {"x": shape}, {"made": "y"})
+    plan = plan_model(load_model(ModelSpec(path=path)), get_board("rasp3b"))[0]
+    assert plan.arena_bytes < 1.15 * 2 * 4 * 96 * 128
 
 
 @pytest.mark.parametrize("op", list(GATES))
