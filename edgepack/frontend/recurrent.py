@@ -7,6 +7,7 @@ part are there at once. No bytes move between the parts and the whole.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -189,13 +190,12 @@ def _in_parts(
     """
     steps, batch, elements = _shape(data)
     # Beside a GPU the products are in another memory: all of a sequence is sent at once.
-    count = _steps_of_part(layer, elements) if node.alone else steps
-    starts = range(0, steps, count)
+    parts = _parts(layer, elements) if node.alone else [(0, steps)]
     sequences = []
     now = dict(given)
-    for start in reversed(starts) if layer.backwards else starts:
-        of = replace(layer, steps=min(count, steps - start))
-        cut = _cut(node, data, start, start + of.steps)
+    for first, behind in reversed(parts) if layer.backwards else parts:
+        of = replace(layer, steps=behind - first)
+        cut = _cut(node, data, first, behind)
         gates = node.emit(relax.op.matmul(cut, weights))
         if "inputs bias" in given:
             gates = node.emit(relax.op.add(gates, given["inputs bias"]))
@@ -210,20 +210,24 @@ def _in_parts(
         now.update(zip(("hidden", "cell"), states, strict=False))
     if layer.backwards:
         sequences.reverse()
-    if len(sequences) > 1:
+    if len(parts) > 1:
         sequences = [node.emit(joint(sequences, [steps, batch, layer.size]))]
     return [*sequences, *states]
 
 
-def _steps_of_part(layer: Recurrent, elements: int) -> int:
-    """All steps where the sequences have lengths of their own, or the states are rounded with those
-    of the step before; else so many that each part's results begin at an aligned byte."""
+def _parts(layer: Recurrent, elements: int) -> list[tuple[int, int]]:
+    """The first step of each part, and the one behind it; each part's results begin at an aligned
+    byte. All is one part where the sequences have lengths of their own, or the states are rounded
+    with those of the step before."""
+    steps = layer.steps
     if layer.has_lengths or layer.quantised:
-        return layer.steps
+        return [(0, steps)]
     aligned = ALIGNMENT // math.gcd(ALIGNMENT, _BYTES[layer.dtype] * layer.batch * layer.size)
-    most = layer.steps * (elements + layer.size) * _SHARE_OF_GATES / layer.width
-    least = max(most, _LEAST_ROWS / layer.batch)
-    return min(math.ceil(least / aligned) * aligned, layer.steps)
+    most = steps * (elements + layer.size) * _SHARE_OF_GATES / layer.width
+    count = max(1, steps // math.ceil(max(most, _LEAST_ROWS / layer.batch, aligned)))
+    # As equal as can be: a short one at the end would have weights in another order.
+    starts = [number * steps // count // aligned * aligned for number in range(count)]
+    return list(itertools.pairwise([*starts, steps]))
 
 
 def _cut(node: Node, data: relax.Expr, first: int, behind: int) -> relax.Expr:

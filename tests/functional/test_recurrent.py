@@ -106,7 +106,7 @@ def test_each_part_of_a_long_sequence_goes_on_from_the_one_before(
     else:
         assert not wrong_outputs(path, inputs, got, tolerance=1e-5)
     kernels = [layer.kernel for layer in compiled.layers]
-    assert sum(kernel.startswith(op.lower()) for kernel in kernels) > 2 * ways
+    assert sum(kernel.startswith(op.lower()) for kernel in kernels) >= 2 * ways
     # What the parts make lies where the whole is.
     assert not any("concat" in kernel for kernel in kernels) or ways == 2
 

@@ -132,7 +132,7 @@ class _ProductKernel:
     @property
     def _widths(self) -> list[int]:
         """Columns that a vector of results may have. Sums of halves are not stored before they are
-        finished where two panels store them, see `_finish`: they would be rounded."""
+        finished where two panels store them, see `_finished`: they would be rounded."""
         columns = self.sizes.columns
         fitting = [lanes for lanes in self.cpu.lanes(self.element) if lanes <= columns]
         whole = self._in_a_pass and self.element != FLOAT32
