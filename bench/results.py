@@ -84,6 +84,8 @@ def largest_error(
     """
     worst = 0.0
     for output, reference in zip(outputs, references, strict=True):
+        if output.size != reference.size:
+            raise MismatchError(f"an output is {output.shape}, not {reference.shape}")
         found = compare(output.reshape(reference.shape), reference, tolerance)
         error = found.max_abs_error / found.max_abs_reference
         if not found.ok:
