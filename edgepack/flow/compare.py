@@ -497,13 +497,24 @@ def _reference(model: LoadedModel, names: Sequence[str], inputs: Sequence[Array]
     return [found[name] for name in names]
 
 
+def _as_volume(got: Array, shape: tuple[int, ...]) -> Array:
+    """What a layer made in the model's shape. A volume (1, C, D, H, W) is done as images (D, C, H,
+    W): see `frontend.volumes`."""
+    if len(shape) == _VOLUME and got.shape == (shape[2], shape[1], *shape[3:]):
+        got = got.swapaxes(0, 1)
+    return got.reshape(shape)
+
+
+_VOLUME = 5
+
+
 def _error(point: _Point, got: Array, reference: Array, tolerance: float) -> LayerError:
     report = point.report
     if got.size != reference.size:
         raise MismatchError(
             f"'{report.value}' has {got.size} elements there, {reference.size} in the reference"
         )
-    found = compare(got.reshape(reference.shape), reference, tolerance)
+    found = compare(_as_volume(got, reference.shape), reference, tolerance)
     return LayerError(
         call=point.call,
         layer=report.layer,

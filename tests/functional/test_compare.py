@@ -209,6 +209,30 @@ def test_integers(
     capsys.readouterr()
 
 
+def test_the_layers_of_a_volume_are_compared_as_the_model_has_them(
+    device: Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are done as images: of as many as channels, too, which no shape tells apart."""
+    assert device  # the board runs
+    b, value = Builder(6), "volume"
+    for number in range(3):
+        attributes = {"kernel_shape": [3] * 3, "pads": [1] * 6}
+        made = b.op("Conv", value, b.weight(8, 8, 3, 3, 3), **attributes)
+        value = b.op("Relu", made, outputs=["y" if number == 2 else f"relu{number}"])
+    b.save(tmp_path / "volumes.onnx", {"volume": [1, 8, 8, 6, 7]}, {"y": [1, 8, 8, 6, 7]})
+    file = tmp_path / "edgepack.toml"
+    text = (
+        '[project]\nmodel = "volumes.onnx"\nboard = "rasp3b"\ndevice = "virtual"\nverify = false\n'
+    )
+    file.write_text(text)
+    assert main(["deploy", "--project", str(file)]) == 0
+    capsys.readouterr()
+    assert main(["compare", "--project", str(file), "--all"]) == 0
+    printed = capsys.readouterr().out
+    assert "no layer diverges" in printed
+    assert "1x8x8x6x7" in printed
+
+
 def test_a_blocked_tensor_is_read_as_the_model_has_it() -> None:
     """Every element is its own place, written down by the layout's definition."""
     n, c, h, w, block, top, left = 2, 6, 3, 4, 4, 1, 2
@@ -220,6 +244,11 @@ def test_a_blocked_tensor_is_read_as_the_model_has_it() -> None:
     layout = Stored(batch=n, channels=c, height=h, width=w, block=block, top=top, left=left)
     image_values = np.arange(n * c * h * w).reshape(n, c, h, w)
     np.testing.assert_array_equal(layout.plain(stored, (n, c, h, w)), image_values)
+    # Behind an image of zeros, and in front of one.
+    around = np.full((2, *stored.shape[1:]), -1.0, np.float32)
+    between = np.concatenate([around, stored, around])
+    plain = replace(layout, front=1).plain(between, (n, c, h, w))
+    np.testing.assert_array_equal(plain, image_values)
 
     # One row of pixels: a sequence (N, C, L), or the rows of a matrix (N, C).
     one = Stored(batch=1, channels=c, height=1, width=w, block=block, top=top, left=left)
