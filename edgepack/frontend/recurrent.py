@@ -24,9 +24,11 @@ from edgepack.kernels.tiles.layout import ALIGNMENT
 from edgepack.kernels.whole.recurrent import GATES, Activation, Recurrent, activation
 
 # What the gates of a part take at most, over what the layer reads and writes. But a part has a few
-# rows at least: reading weights once for all of them takes less than multiplying by them.
+# rows at least: reading weights once for all of them takes less than multiplying by them. It has
+# more of so few elements that their product is made in blocks, out of which the gates are unpacked.
 _SHARE_OF_GATES = 1 / 16
 _LEAST_ROWS = 4
+_FEW_ELEMENTS, _LEAST_ROWS_OF_FEW = 8, 16
 _BYTES = {"float16": 2, "float32": 4, "float64": 8}
 
 # Activations of one direction where the node names none.
@@ -224,7 +226,8 @@ def _parts(layer: Recurrent, elements: int) -> list[tuple[int, int]]:
         return [(0, steps)]
     aligned = ALIGNMENT // math.gcd(ALIGNMENT, _BYTES[layer.dtype] * layer.batch * layer.size)
     most = steps * (elements + layer.size) * _SHARE_OF_GATES / layer.width
-    count = max(1, steps // math.ceil(max(most, _LEAST_ROWS / layer.batch, aligned)))
+    rows = _LEAST_ROWS_OF_FEW if elements < _FEW_ELEMENTS else _LEAST_ROWS
+    count = max(1, steps // math.ceil(max(most, rows / layer.batch, aligned)))
     # As equal as can be: a short one at the end would have weights in another order.
     starts = [number * steps // count // aligned * aligned for number in range(count)]
     return list(itertools.pairwise([*starts, steps]))
