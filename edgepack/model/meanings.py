@@ -305,7 +305,7 @@ MEANINGS: Sequence[Meaning] = (
         of_float64=True,
     ),
     Meaning(
-        operator="Conv, ConvTranspose, Einsum, Gemm, MatMul, Reduce*",
+        operator="Conv, ConvTranspose, Einsum, Gemm, MatMul, Reduce*, Resize",
         form="finite elements of which products or sums are beyond the float type",
         onnx=_NO_WORD,
         onnxruntime="an infinity of either sign or NaN, by the order of additions",
@@ -318,6 +318,13 @@ MEANINGS: Sequence[Meaning] = (
         onnxruntime="the smallest integer on x86-64",
         taken="an integer, by the CPU's instructions",
         of_nan=_any_of("QuantizeLinear", "DynamicQuantizeLinear"),
+    ),
+    Meaning(
+        operator="Erf, Gelu, HardSwish, Shrink",
+        form="float64",
+        onnx="in float64",
+        onnxruntime="in float32: beyond its range infinite",
+        taken=ONNX,
     ),
     Meaning(
         operator="Sign",
