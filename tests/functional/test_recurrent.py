@@ -12,7 +12,10 @@ from onnx.reference import ReferenceEvaluator
 
 from edgepack.boards import get_board
 from edgepack.compiler import plan_model
+from edgepack.frontend import recurrent
 from edgepack.frontend.load import load_model
+from edgepack.kernels.tiles.cpu import CORTEX_A72
+from edgepack.kernels.whole.recurrent import Recurrent
 from edgepack.model import ModelSpec
 from tests.onnx_models import Builder
 from tests.targets import compile_and_run, every_target_in_parts, save_cases, wrong_outputs
@@ -129,6 +132,18 @@ def test_the_gates_of_a_few_steps_are_there_at_once(tmp_path: Path) -> None:
     path = save_cases(tmp_path / "lstm.onnx", net, {"x": shape}, {"made": "y"})
     plan = plan_model(load_model(ModelSpec(path=path)), get_board("rasp3b"))[0]
     assert plan.arena_bytes < 1.15 * 2 * 4 * 96 * 128
+
+
+def test_the_parts_of_a_sequence_of_bfloat16() -> None:
+    """A step's bytes are those of any type that a layer may have."""
+    for dtype in ("bfloat16", "float16", "float32", "float64"):
+        layer = Recurrent(
+            kind="LSTM", steps=40, batch=1, size=32, dtype=dtype, activations=[], cpu=CORTEX_A72
+        )
+        parts = recurrent._parts(layer, 16)
+        assert [first for first, _ in parts[1:]] == [behind for _, behind in parts[:-1]]
+        assert len(parts) > 2
+        assert (parts[0][0], parts[-1][1]) == (0, 40)
 
 
 @pytest.mark.parametrize("op", list(GATES))
