@@ -191,3 +191,41 @@ def test_large_taps_are_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_batches_of_volumes_stay_volumes(tmp_path: Path) -> None:
     assert "conv" not in _run_one(tmp_path, (2, 3, 5, 9, 9))
+
+
+@pytest.mark.parametrize(("channels", "size"), [(16, 8), (8, 7)], ids=["aligned", "copied"])
+def test_images_of_a_batch_that_is_no_volume(tmp_path: Path, channels: int, size: int) -> None:
+    """Cut, put side by side and taken apart as volumes are, and read by others, too."""
+    net = Builder(channels)
+    x = net.op("Relu", net.conv("x", channels, channels))
+
+    def cut(first: int, behind: int, step: int = 1) -> str:
+        words = ([first], [behind], [0], [step])
+        return net.op("Slice", x, *(net.const(word, "int64") for word in words))
+
+    def beside(*firsts: int, count: int = 3) -> str:
+        return net.op("Concat", *(cut(first, first + count) for first in firsts), axis=1)
+
+    shared, shown, pair = cut(2, 5), cut(1, 6, 3), beside(0, 1)
+    shape = net.const([12, channels, size, size], "int64")
+    apart = net.op("Reshape", net.conv(x, channels, 2 * channels), shape)
+    cases = {
+        "every other": net.conv(cut(0, 6, 2), channels, 8),
+        "read twice": net.conv(shared, channels, 8),
+        "by a sum": net.op("Add", shared, shared),
+        "depthwise": net.conv(shown, channels, channels, group=channels),
+        "shown": shown,
+        "apart": net.conv(apart, channels, 8),
+        "apart, shown": apart,
+        "a window": net.conv(beside(0, 1, 2), 3 * channels, 8),
+        "no neighbours": net.conv(beside(0, 2), 2 * channels, 8),
+        "a pair": net.conv(pair, 2 * channels, 8),
+        "a pair, shown": pair,
+        "of one image": net.conv(beside(0, 1, 2, count=1), 3 * channels, 8),
+    }
+    given = {"x": (6, channels, size, size)}
+    model = save_cases(tmp_path / "model.onnx", net, given, cases)
+    inputs = [np.random.default_rng(0).normal(size=given["x"]).astype("float32")]
+    _, got = compile_and_run(model, inputs, "local", "native", tmp_path)
+    wrong = wrong_outputs(model, inputs, got)
+    assert not wrong, "\n".join(wrong)
