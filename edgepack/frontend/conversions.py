@@ -578,7 +578,6 @@ def dequantize_linear(node: Node) -> relax.Expr | None:
     left to who multiplies by it."""
     block = node.attributes.get("block_size", 0)
     data, scale, zero = (*node.inputs, None)[:3]
-    _check_type(scale)
     if not block or data.ty.ndim != scale.ty.ndim:
         return None
     axis = node.attributes.get("axis", 1) % data.ty.ndim
@@ -597,7 +596,6 @@ def quantize_linear(node: Node) -> relax.Expr | None:
     """The same the other way; of integers by way of the scale's type."""
     block = node.attributes.get("block_size", 0)
     data, scale, zero = (*node.inputs, None)[:3]
-    _check_type(scale)
     real = str(scale.ty.dtype)
     is_whole = "float" not in real
     if is_whole:
@@ -618,12 +616,6 @@ def quantize_linear(node: Node) -> relax.Expr | None:
         made = node.emit(relax.op.add(made, relax.op.astype(zero, real)))
     made = node.emit(relax.op.clip(made, float(info.min), float(info.max)))
     return relax.op.astype(node.emit(relax.op.astype(made, "int32")), dtype)
-
-
-def _check_type(scale: relax.Expr) -> None:
-    """Raise UnsupportedFormError for steps of a type that nothing here computes in."""
-    if str(scale.ty.dtype) == "bfloat16":
-        raise UnsupportedFormError("its scale is of type bfloat16")
 
 
 def _of_blocks(node: Node, item: Any, block: int) -> Any:

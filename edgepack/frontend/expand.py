@@ -14,6 +14,7 @@ from edgepack.frontend.operators import OPERATORS, Operator, supported_operators
 from edgepack.frontend.owners import with_owners
 from edgepack.frontend.sequences import with_lengths
 from edgepack.model import infer_shapes, operator_name, opset_of, walk_nodes
+from edgepack.model.bfloat16 import as_rounded_floats
 from edgepack.model.index import GraphIndex
 from edgepack.model.opsets import of_one_opset
 
@@ -26,7 +27,10 @@ def expand(proto: onnx.ModelProto) -> onnx.ModelProto:
     original = proto
     if proto.functions:
         proto = of_one_opset(proto)
-    proto = with_checked_lengths(without_narrow(proto))
+    proto = without_narrow(proto)
+    if not proto.functions:
+        proto = as_rounded_floats(proto)
+    proto = with_checked_lengths(proto)
     opset = opset_of(proto)
     failed: set[tuple[str, str]] = set()
     # A definition may hold operators that have one themselves.
@@ -44,7 +48,8 @@ def expand(proto: onnx.ModelProto) -> onnx.ModelProto:
             else:
                 proto = inlined
         proto = straighten(proto)
-    proto = with_lengths(proto)
+    # What functions of the model have inside, too.
+    proto = with_lengths(as_rounded_floats(proto))
     return proto if proto is original else with_owners(proto, original)
 
 

@@ -39,12 +39,7 @@ from edgepack.frontend.folding import FoldByNumpy, fold, fold_by_reference
 from edgepack.frontend.inlining import positions_of
 from edgepack.frontend.integer_recognition import Recognition, with_integers
 from edgepack.frontend.load import CheckedModel
-from edgepack.frontend.narrow_floats import (
-    as_bfloat16,
-    as_float32,
-    check_narrow_floats,
-    is_wide,
-)
+from edgepack.frontend.narrow_floats import check_narrow_floats
 from edgepack.frontend.operators import OPERATORS, Operator, check_operators
 from edgepack.frontend.origin import mark, origin_of
 from edgepack.frontend.owners import place_of, title_of
@@ -259,9 +254,6 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         apart.at(f"importing {op_name} '{name}'{place_of(self.node)}")
         if op_name in (REPEAT, CHOOSE):
             return self._block(op_name, attrs["body"].decode(), inputs)
-        in_float32 = is_wide(op_name, inputs)
-        if in_float32:
-            inputs = [self._atom(as_float32(value)) for value in inputs]
         by_tvm = super()._convert_operator
         own = OPERATORS.get(op_name, Operator()).convert
         node = Node(
@@ -284,9 +276,6 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         if isinstance(made, relax.ShapeExpr) and not self.outputs.isdisjoint(self.node.output):
             # TVM's Shape gives one, which is no tensor that could be an output.
             made = relax.const(np.array([int(size) for size in made.values]), "int64")
-        if in_float32:
-            made = self._atom(made)
-            made = as_bfloat16(node, made) if str(made.ty.dtype) == "float32" else made
         # A conversion that returns one of its inputs, as Identity's does, made no call to mark.
         if not isinstance(made, relax.Call) or any(map(made.same_as, inputs)):
             return made

@@ -1,13 +1,14 @@
-"""Casts to floats that no CPU here has: bfloat16 and float8 are numbers of float32, rounded."""
+"""Floats that no CPU here has: bfloat16 and float8 are numbers of float32, rounded.
+
+There are casts only: `edgepack.model.bfloat16` has made casts of operators on bfloat16.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
-import tvm
 from onnx import TensorProto
 from tvm import relax, te, tirx
 
@@ -17,6 +18,7 @@ from edgepack.frontend.errors import ImportModelError
 from edgepack.frontend.owners import title_of
 from edgepack.kernels.tiles import tir
 from edgepack.model import infer_shapes, walk_nodes
+from edgepack.model.bfloat16 import MOVES
 from edgepack.model.index import GraphIndex
 
 
@@ -46,12 +48,7 @@ FLOAT8 = {
     ),
 }
 _BFLOAT16 = NarrowFloat(mantissa=7, least_exponent=-126, largest=float("inf"), infinite=True)
-# Operators that hand elements on as they are.
-_MOVES = frozenset({"Cast", "Concat", "Flatten", "Gather", "Identity", "Reshape", "Slice"}) | {
-    "Squeeze",
-    "Transpose",
-    "Unsqueeze",
-}
+_NARROW = {**FLOAT8, TensorProto.BFLOAT16: _BFLOAT16}
 
 
 def cast(node: Node) -> relax.Expr | None:
@@ -61,25 +58,14 @@ def cast(node: Node) -> relax.Expr | None:
 
 
 def _rounding_cast(node: Node) -> relax.Expr | None:
-    """A cast to float8, which stays a tensor of float32, or to bfloat16, and back from there; None
-    for any other."""
+    """A cast to float8, which stays a tensor of float32, or to bfloat16; None for any other."""
     (data,), to = node.inputs, node.attributes["to"]
-    if to == TensorProto.FLOAT and (rounded := _rounded_before(data)) is not None:
-        return rounded
-    if to not in FLOAT8 and to != TensorProto.BFLOAT16:
+    if to not in _NARROW:
         return None
-    dtype = str(data.ty.dtype)
-    if dtype == "bfloat16" and to == TensorProto.BFLOAT16:
-        return None
-    wide = data if dtype == "float32" else node.emit(relax.op.astype(data, "float32"))
-    if to == TensorProto.BFLOAT16:
-        return as_bfloat16(node, wide)
-    return _cast_to(node, wide, FLOAT8[to], saturates=bool(node.attributes.get("saturate", 1)))
-
-
-def as_bfloat16(node: Node, wide: relax.Expr) -> relax.Expr:
-    """A cast from float32."""
-    return relax.op.astype(_cast_to(node, wide, _BFLOAT16, saturates=False), "bfloat16")
+    is_float32 = str(data.ty.dtype) == "float32"
+    wide = data if is_float32 else node.emit(relax.op.astype(data, "float32"))
+    saturates = to in FLOAT8 and bool(node.attributes.get("saturate", 1))
+    return _cast_to(node, wide, _NARROW[to], saturates=saturates)
 
 
 def _cast_to(node: Node, wide: relax.Expr, kind: NarrowFloat, *, saturates: bool) -> relax.Expr:
@@ -89,35 +75,11 @@ def _cast_to(node: Node, wide: relax.Expr, kind: NarrowFloat, *, saturates: bool
     return node.compute(computed, wide)
 
 
-def is_wide(operator: str, inputs: Sequence[relax.Expr]) -> bool:
-    """Whether an operator on bfloat16 is computed in float32, and rounded: TVM has no code for it,
-    or takes its bits for an integer."""
-    return operator in _WIDE and any(map(_is_bfloat16, inputs))
-
-
-_WIDE = frozenset(("Div", "IsNaN", "Mod", "Pow"))
-
-
-def _is_bfloat16(value: relax.Expr) -> bool:
-    return str(getattr(getattr(value, "ty", None), "dtype", "")) == "bfloat16"
-
-
-def as_float32(value: relax.Expr) -> relax.Expr:
-    """A tensor of bfloat16 in float32, any other as it is."""
-    return relax.op.astype(value, "float32") if _is_bfloat16(value) else value
-
-
-def _rounded_before(data: relax.Expr) -> relax.Expr | None:
-    """What a cast to bfloat16 made of bits of float32, if `data` is one: no kernel stores those."""
-    is_cast = isinstance(data, relax.Call) and data.op.same_as(tvm.ir.Op.get("relax.astype"))
-    if not is_cast or str(data.ty.dtype) != "bfloat16":
-        return None
-    (made,) = data.args
-    return made if str(made.ty.dtype) == "float32" else None
-
-
-def _rounded(value: tirx.Expr, kind: NarrowFloat, saturates: bool) -> tirx.Expr:
+def _rounded(given: tirx.Expr, kind: NarrowFloat, saturates: bool) -> tirx.Expr:
     """The nearest number of a type, even ones preferred, as float32."""
+    # A variable, for it is there several times: of n casts in one kernel the last would be as many
+    # to the power of n.
+    value = tirx.Var("wide", "float32")
 
     def number(value: float) -> tirx.Expr:
         return tirx.FloatImm("float32", value)
@@ -142,20 +104,20 @@ def _rounded(value: tirx.Expr, kind: NarrowFloat, saturates: bool) -> tirx.Expr:
         sign = tirx.Select(tirx.EQ(near, number(0.0)), tir.integer(0), sign)
     signed = tirx.reinterpret("float32", tirx.reinterpret("int32", near) | sign)
     # Behind a fence, or TVM says of a value that it equals itself.
-    return tirx.Select(tirx.EQ(tir.fence(value), value), signed, value)
+    rounded = tirx.Select(tirx.EQ(tir.fence(value), value), signed, value)
+    return tirx.Let(value, given, rounded)
 
 
 def check_narrow_floats(path: Path, proto: onnx.ModelProto) -> None:
-    """Raise ImportModelError, which names it, for what works on float8 and is no cast."""
+    """Raise ImportModelError, which names it, for what works on float8 or bfloat16 and is no
+    cast."""
     graph = proto.graph
     index = GraphIndex(graph)
-    graph_types = {*index.types.values()}
-    targets = {item.i for node in walk_nodes(graph) for item in node.attribute if item.name == "to"}
-    if FLOAT8.keys().isdisjoint(graph_types | targets):
+    if _NARROW.keys().isdisjoint({*index.types.values()} | _targets(graph)):
         return
     types = index.types | GraphIndex(infer_shapes(proto).graph).types
     for value in (*graph.input, *graph.output):
-        if types[value.name] in FLOAT8:
+        if types[value.name] in _NARROW:
             raise ImportModelError(
                 f"{path}: '{value.name}' is of {_name(types[value.name])}, which no input and no "
                 "output can be",
@@ -163,13 +125,23 @@ def check_narrow_floats(path: Path, proto: onnx.ModelProto) -> None:
             )
     for node in graph.node:
         names = (*node.input, *node.output)
-        found = next((types[name] for name in names if types.get(name) in FLOAT8), None)
-        if found is not None and node.op_type not in _MOVES:
+        kind = next((types[name] for name in names if types.get(name) in _NARROW), None)
+        if kind is not None and node.op_type not in {"Cast", *MOVES}:
             raise ImportModelError(
-                f"{path}: {title_of(node)} works on {_name(found)}, to which "
+                f"{path}: {title_of(node)} works on {_name(kind)}, to which "
                 "and from which only casts are compiled",
-                hint="export the model without float8",
+                hint="cast to float32 around it",
             )
+
+
+def _targets(graph: onnx.GraphProto) -> set[int]:
+    """The types that attributes name."""
+    return {
+        item.i
+        for node in walk_nodes(graph)
+        for item in node.attribute
+        if item.name in ("to", "dtype", "output_dtype")
+    }
 
 
 def _element_type(value: onnx.ValueInfoProto) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -21,6 +22,9 @@ from edgepack.model.index import GraphIndex
 
 def scatter_nd(node: Node) -> relax.Expr | None:
     """ScatterND, None where the number of its rows is open."""
+    if (numbers := _of_numbers(node)) is not None:
+        made = scatter_nd(numbers)
+        return None if made is None else relax.op.astype(node.emit(made), "bool")
     data, positions, given = node.inputs
     reduction = _reduction(node)
     if reduction is None or not is_static(positions.ty):
@@ -196,6 +200,9 @@ def _with_domain(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def scatter_elements(node: Node) -> relax.Expr | None:
     """ScatterElements (Scatter, in old models), None where the number of updates is open."""
+    if (numbers := _of_numbers(node)) is not None:
+        made = scatter_elements(numbers)
+        return None if made is None else relax.op.astype(node.emit(made), "bool")
     data, positions, given = node.inputs
     reduction = _reduction(node)
     if reduction is None or not is_static(positions.ty):
@@ -236,10 +243,22 @@ def _reduction(node: Node) -> str | None:
     """What becomes of an update and what was there before; None if no kernel does that."""
     tensors = all(isinstance(item.ty, relax.TensorType) for item in node.inputs)
     reduction = node.attributes.get("reduction", b"none").decode()
-    if not tensors or reduction not in updates.REDUCTIONS:
+    return reduction if tensors and reduction in updates.REDUCTIONS else None
+
+
+# Of truth values a sum is true where one is, a product where all are: of 0 and 1 these.
+_OF_TRUTHS = {"add": b"max", "max": b"max", "mul": b"min", "min": b"min"}
+
+
+def _of_numbers(node: Node) -> Node | None:
+    """The same on 0 and 1 of a node that reduces truth values; None for any other."""
+    data, positions, given = node.inputs
+    reduction = _OF_TRUTHS.get(node.attributes.get("reduction", b"none").decode())
+    if reduction is None or dtype_of(data) != "bool":
         return None
-    # There is no sum of truth values.
-    return reduction if reduction == "none" or dtype_of(node.inputs[0]) != "bool" else None
+    data, given = (node.emit(relax.op.astype(item, "uint8")) for item in (data, given))
+    attributes = {**node.attributes, "reduction": reduction}
+    return replace(node, inputs=[data, positions, given], attributes=attributes)
 
 
 def _call(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edgepack.model.bfloat16 import as_rounded_floats
 from edgepack.model.index import GraphIndex
 from edgepack.model.inference import infer_types
 from edgepack.model.opsets import of_one_opset
@@ -379,10 +380,17 @@ MEANINGS: Sequence[Meaning] = (
     ),
     Meaning(
         operator="all",
-        form="float16 and bfloat16",
+        form="float16",
         onnx="each result is rounded to that type",
         onnxruntime="depends on the kernel: some results are rounded, others computed in float32",
         taken="in float32; inputs, outputs and casts are rounded",
+    ),
+    Meaning(
+        operator="all",
+        form="bfloat16",
+        onnx="each result is rounded to that type",
+        onnxruntime="runs few operators",
+        taken="each result is computed in float32, and rounded",
     ),
     Meaning(
         operator="LayerNormalization, GroupNormalization, RMSNormalization",
@@ -423,7 +431,7 @@ def as_meant(proto: Any) -> Any:
     """The model as onnxruntime has to be given it, so that it does what is compiled."""
     if proto.functions:
         proto = of_one_opset(proto)
-    return _with_deviations(proto)
+    return as_rounded_floats(_with_deviations(proto))
 
 
 def _with_deviations(proto: Any) -> Any:

@@ -75,10 +75,11 @@ def may_saturate(graph: onnx.GraphProto) -> bool:
 
 
 def without_saturation(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The same model, where constant weights of int8 that uint8 is multiplied by are uint8: 128
-    more, and so are their zero points.
+    """The same model, where int8 that uint8 is multiplied by is uint8: 128 more, and so are its
+    zero points.
 
-    That is what `cpu_session` has onnxruntime's optimiser do. Graphs within nodes are looked into.
+    That is what `cpu_session` has onnxruntime's optimiser do with constants. Graphs within nodes
+    are looked into.
     """
     import onnx
 
@@ -99,7 +100,7 @@ def _widen(
         kinds[info.name] = info.type.tensor_type.elem_type
     for tensor in graph.initializer:
         known[tensor.name], kinds[tensor.name] = tensor, tensor.data_type
-    for node in graph.node:
+    for node in list(graph.node):
         if node.op_type == "Constant" and node.attribute[0].name == "value":
             tensor = node.attribute[0].t
             known[node.output[0]], kinds[node.output[0]] = tensor, tensor.data_type
@@ -122,31 +123,46 @@ def _widen_product(
     constants: Mapping[str, onnx.TensorProto],
     types: Mapping[str, int],
 ) -> None:
-    from onnx import TensorProto, numpy_helper
+    from onnx import TensorProto, helper, numpy_helper
 
     def given(index: int) -> str:
         return str(node.input[index]) if index < len(node.input) else ""
 
     weight, zero = given(inputs.weight), given(inputs.weight_zero)
-    if weight not in constants or constants[weight].data_type != TensorProto.INT8:
-        return
-    if zero and zero not in constants:
+    if types.get(weight) != TensorProto.INT8:
         return
     if inputs.data_zero is not None:
         seen = {types.get(given(index)) for index in (inputs.data, inputs.data_zero)}
         if TensorProto.UINT8 not in seen:
             return
     stored = {tensor.name for tensor in graph.initializer}
+    made = {name for item in graph.node for name in item.output}
 
-    def moved(name: str, value: np.ndarray) -> str:
-        word = f"{name}/uint8"
+    def stored_as(word: str, value: np.ndarray) -> str:
         if word not in stored:
             wide = (value.astype("int16") + 128).astype("uint8")
             graph.initializer.append(numpy_helper.from_array(wide, word))
             stored.add(word)
         return word
 
-    zeros = numpy_helper.to_array(constants[zero]) if zero else np.zeros((), "int8")
+    def moved(name: str) -> str:
+        word = f"{name}/uint8"
+        if name in constants:
+            return stored_as(word, numpy_helper.to_array(constants[name]))
+        if word not in made:
+            wide, sum_, more = (f"{word}/{part}" for part in ("int32", "sum", "128"))
+            graph.initializer.append(numpy_helper.from_array(np.array(128, "int32"), more))
+            for item in (
+                helper.make_node("Cast", [name], [wide], wide, to=TensorProto.INT32),
+                helper.make_node("Add", [wide, more], [sum_], sum_),
+                helper.make_node("Cast", [sum_], [word], word, to=TensorProto.UINT8),
+            ):
+                graph.node.insert([*graph.node].index(node), item)
+            made.add(word)
+        return word
+
     node.input.extend([""] * (inputs.weight_zero + 1 - len(node.input)))
-    node.input[inputs.weight] = moved(weight, numpy_helper.to_array(constants[weight]))
-    node.input[inputs.weight_zero] = moved(zero or f"{weight}/zero", zeros)
+    zero_word = f"{weight}/zero"
+    node.input[inputs.weight] = moved(weight)
+    zeros = np.zeros((), "int8")
+    node.input[inputs.weight_zero] = moved(zero) if zero else stored_as(zero_word, zeros)

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnx.reference
 from onnx import helper, numpy_helper
+from onnx.reference.op_run import OpRun
 
 OLDEST, NEWEST = 7, 28  # opsets
 # What the pinned onnxruntime reads.
@@ -392,10 +393,25 @@ def _by_nodes(
     return [values[value.name] for value in model.graph.output]
 
 
+class Hardmax(OpRun):
+    """Hardmax as it was before opset 13, of which onnx's reference has the newest only: the axes
+    from `axis` on are one."""
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray, axis: int = 1) -> tuple[np.ndarray]:
+        rows = x.reshape(int(np.prod(x.shape[: axis % x.ndim])), -1)
+        largest = np.zeros_like(rows)
+        np.put_along_axis(largest, rows.argmax(-1)[:, None], 1, -1)
+        return (largest.reshape(x.shape),)
+
+
 def _by_reference(model: onnx.ModelProto, given: dict[str, np.ndarray]) -> list[np.ndarray]:
+    opset = next((item.version for item in model.opset_import if not item.domain), 0)
+    own = [Hardmax] if opset < 13 else None
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        made = onnx.reference.ReferenceEvaluator(model).run(None, given)
+        made = onnx.reference.ReferenceEvaluator(model, new_ops=own).run(None, given)
     return [np.asarray(value) for value in made]
 
 
@@ -419,12 +435,15 @@ def _dated_back(model: onnx.ModelProto) -> onnx.ModelProto | None:
 def run_by_onnxruntime(
     model: onnx.ModelProto, given: dict[str, np.ndarray], *, optimise: bool = False
 ) -> list[np.ndarray] | None:
-    """The same by onnxruntime; None if it cannot."""
+    """The same by onnxruntime; None if it cannot, as with most on bfloat16."""
     import onnxruntime
 
+    from edgepack.model.bfloat16 import as_rounded_floats
     from edgepack.model.meanings import as_meant
     from edgepack.model.session import cpu_session, may_saturate, without_saturation
 
+    if as_rounded_floats(model) != model:
+        return None
     older = _dated_back(as_meant(model))
     if older is None:
         return None

@@ -76,13 +76,18 @@ def draw(task: Combination) -> graphs.Drawn | None:
         helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in model.graph.output
     ]
     due = [np.asarray(value, kind) for value, kind in zip(due, kinds, strict=True)]
+    values = graphs.names(model, task.given)
+    for node in model.graph.node:  # those around the one that is judged
+        if node.op_type == "Cast" and node.input[0] in values:
+            to = helper.tensor_dtype_to_np_dtype(node.attribute[0].i)
+            values[node.output[0]] = values[node.input[0]].astype(to)
     return graphs.Drawn(
         name=task.name,
         model=model,
         given=task.given,
         due=due,
-        chosen=graphs.behind_choices(model, graphs.names(model, task.given)),
-        times=graphs.OF_BFLOAT16 if "bfloat16" in task.name else 1.0,
+        chosen=graphs.behind_choices(model, values),
+        times=graphs.times_of(model, of_bfloat16="bfloat16" in task.name),
     )
 
 

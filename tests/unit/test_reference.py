@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import cv2
@@ -25,7 +26,7 @@ from edgepack.flow.reference import (
 )
 from edgepack.frontend.load import load_model
 from edgepack.model import LoadedModel, ModelSpec, TensorInfo
-from edgepack.model.session import without_saturation
+from edgepack.model.session import cpu_session, without_saturation
 from edgepack.preprocess.image import ImageNotFoundError
 from edgepack.preprocess.spec import PreprocessMismatchError, PreprocessSpec
 from tests import control_flow
@@ -397,6 +398,43 @@ def test_products_of_integers_in_branches_are_exact() -> None:
         stored = {tensor.name: tensor for tensor in inner.initializer}
         _q, weight, _zero, weight_zero = inner.node[0].input
         assert stored[weight].data_type == stored[weight_zero].data_type == TensorProto.UINT8
+
+
+@pytest.mark.parametrize("fixed", [(), ("zero",), ("w", "zero")])
+def test_products_of_uint8_by_int8_do_not_saturate(fixed: Sequence[str]) -> None:
+    """Wherever the int8 come from: onnxruntime's kernels add pairs of products in 16 bits where a
+    CPU has no VNNI."""
+    random = np.random.default_rng(0)
+    x = random.integers(200, 256, (3, 8), "uint8")
+    w = random.integers(90, 128, (8, 5), dtype="int8")
+    tensors = {"x": x, "w": w, "zero": np.array(-3, "int8")}
+    names = ["x", "one", "no", "w", "one", "zero", "step", "no"]
+    constants = {
+        "one": np.array(1, "float32"),
+        "no": np.array(0, "uint8"),
+        "step": np.array(2000, "float32"),
+        **{name: tensors[name] for name in fixed},
+    }
+    free = {name: value for name, value in tensors.items() if name not in fixed}
+    graph = helper.make_graph(
+        [helper.make_node("QLinearMatMul", names, ["y"])],
+        "product",
+        [
+            helper.make_tensor_value_info(
+                name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
+            )
+            for name, value in free.items()
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.UINT8, (3, 5))],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+    wanted = np.rint(x.astype(int) @ (w.astype(int) + 3) / 2000).clip(0, 255)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = cpu_session(without_saturation(model).SerializeToString(), options)
+    (y,) = session.run(None, free)
+    assert y.tolist() == wanted.tolist()
 
 
 def test_convolutions_of_int8_by_int8_are_taken() -> None:

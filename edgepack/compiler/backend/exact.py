@@ -73,11 +73,6 @@ def show() -> tvm.transform.Pass:
     return _on_each("edgepack.ShowFloats", change)
 
 
-def show_again() -> tvm.transform.Pass:
-    """A pass that shows what was hidden, as it was."""
-    return _on_each("edgepack.ShowFloatsAgain", lambda body, _: show_arithmetic(body))
-
-
 def _on_each(
     name: str, change: Callable[[tirx.Stmt, tvm.target.Target | None], tirx.Stmt]
 ) -> tvm.transform.Pass:
