@@ -77,8 +77,8 @@ def draw(task: Combination) -> graphs.Drawn | None:
     ]
     due = [np.asarray(value, kind) for value, kind in zip(due, kinds, strict=True)]
     values = graphs.names(model, task.given)
-    for node in model.graph.node:  # those around the one that is judged
-        if node.op_type == "Cast" and node.input[0] in values:
+    for node in model.graph.node:
+        if node.name.endswith("/cast"):  # in front of the one that is judged
             to = helper.tensor_dtype_to_np_dtype(node.attribute[0].i)
             values[node.output[0]] = values[node.input[0]].astype(to)
     return graphs.Drawn(
