@@ -13,6 +13,7 @@ from onnx import TensorProto
 from tvm import relax, te, tirx
 
 from edgepack.frontend import conversions
+from edgepack.frontend.arithmetic import shape_of
 from edgepack.frontend.conversions import Node
 from edgepack.frontend.errors import ImportModelError
 from edgepack.frontend.owners import title_of
@@ -69,17 +70,22 @@ def _rounding_cast(node: Node) -> relax.Expr | None:
 
 
 def _cast_to(node: Node, wide: relax.Expr, kind: NarrowFloat, *, saturates: bool) -> relax.Expr:
-    def computed(tensor: te.Tensor) -> te.Tensor:
-        return te.compute(tensor.shape, lambda *at: _rounded(tensor(*at), kind, saturates))
+    """In a kernel of its own. What is rounded is read several times: of n casts in one kernel the
+    last would be as many to the power of n."""
+    shape = shape_of(wide)
+    given = te.placeholder(shape, "float32", name="wide")
+    made = te.compute(shape, lambda *at: _rounded(given(*at), kind, saturates))
+    function = te.create_prim_func([given, made]).without_attr("global_symbol")
+    function = function.with_attr("op_pattern", _OPAQUE)
+    return node.call("as_narrow_floats", function, [wide], [(shape, "float32")])[0]
 
-    return node.compute(computed, wide)
+
+# What TVM fuses with nothing: OpPatternKind.
+_OPAQUE = 8
 
 
-def _rounded(given: tirx.Expr, kind: NarrowFloat, saturates: bool) -> tirx.Expr:
+def _rounded(value: tirx.Expr, kind: NarrowFloat, saturates: bool) -> tirx.Expr:
     """The nearest number of a type, even ones preferred, as float32."""
-    # A variable, for it is there several times: of n casts in one kernel the last would be as many
-    # to the power of n.
-    value = tirx.Var("wide", "float32")
 
     def number(value: float) -> tirx.Expr:
         return tirx.FloatImm("float32", value)
@@ -104,8 +110,7 @@ def _rounded(given: tirx.Expr, kind: NarrowFloat, saturates: bool) -> tirx.Expr:
         sign = tirx.Select(tirx.EQ(near, number(0.0)), tir.integer(0), sign)
     signed = tirx.reinterpret("float32", tirx.reinterpret("int32", near) | sign)
     # Behind a fence, or TVM says of a value that it equals itself.
-    rounded = tirx.Select(tirx.EQ(tir.fence(value), value), signed, value)
-    return tirx.Let(value, given, rounded)
+    return tirx.Select(tirx.EQ(tir.fence(value), value), signed, value)
 
 
 def check_narrow_floats(path: Path, proto: onnx.ModelProto) -> None:

@@ -141,7 +141,7 @@ def _rounded(node: Any, types: Mapping[str, int], free: Collection[str]) -> list
         made.output[at] = down if is_cast else inner
         if not is_cast:
             casts.append(helper.make_node("Cast", [inner], [down], down, to=TensorProto.BFLOAT16))
-        casts.append(helper.make_node("Cast", [down], [name], name, to=TensorProto.FLOAT))
+        casts.append(helper.make_node("Cast", [down], [name], f"{name}/wide", to=TensorProto.FLOAT))
     for item in made.attribute:
         if item.name in ("dtype", "output_dtype") and item.i == TensorProto.BFLOAT16:
             item.i = TensorProto.FLOAT

@@ -98,6 +98,24 @@ def test_each_result_is_rounded(tmp_path: Path) -> None:
     assert (rounded(np.sqrt(np.abs(wide + shift)) - wide) != due).any()
 
 
+def test_what_is_read_in_several_places_and_rounded_again(tmp_path: Path) -> None:
+    """Casts that are fused with themselves, and with who reads other elements of one tensor."""
+    model = model_of(
+        [
+            helper.make_node("Cos", ["b"], ["c"]),
+            helper.make_node("AffineGrid", ["c", "size"], ["r"], align_corners=1),
+        ],
+        [(2, 2, 3), (2, 4, 5, 2)],
+        {"size": np.array([2, 1, 4, 5], "int64")},
+    )
+    x = random(2, 2, 3) * 9
+    theta = rounded(np.cos(rounded(x).astype("float64")))
+    rows, columns = np.meshgrid(np.linspace(-1, 1, 4), np.linspace(-1, 1, 5), indexing="ij")
+    places = np.stack([columns, rows, np.ones((4, 5))], -1)
+    due = np.einsum("nij,hwj->nhwi", theta, places)
+    np.testing.assert_allclose(run(model, x, tmp_path), due, rtol=2.0**-8, atol=1e-6)
+
+
 def test_weights_and_what_moves(tmp_path: Path) -> None:
     """A product is rounded once, behind its sums; what is moved stays as it is."""
     weight = (np.arange(-24, 24).reshape(8, 6) / 7).astype(BFLOAT16)

@@ -68,6 +68,8 @@ def verify(function: tirx.PrimFunc, name: str, numbers: Numbers = MappingProxyTy
 
 def has_positions(function: tirx.PrimFunc) -> bool:
     """Whether some index, or the place of a pointer, comes at run time."""
+    if not _has_late_integers(function.body):
+        return False
     late: set[int] = set()
     found = False
 
@@ -99,6 +101,20 @@ def has_positions(function: tirx.PrimFunc) -> bool:
         order="pre",
     )
     return found
+
+
+def _has_late_integers(body: tirx.Stmt) -> bool:
+    """Whether some integer may be, or be made of, what is loaded: in one walk, where
+    `has_positions` has one for each index."""
+
+    def integer(item: tirx.Expr) -> tvm_ffi.VisitInterrupt | None:
+        return tvm_ffi.VisitInterrupt(item) if _is_integer(item) else None
+
+    def cast(item: tirx.Cast) -> tvm_ffi.VisitInterrupt | None:
+        return None if _is_integer(item.value) else integer(item)
+
+    entries = (((tvm.ir.TensorLoad, tvm.ir.Call, tirx.Select), integer), (tirx.Cast, cast))
+    return tvm_ffi.structural_walk(body, entries) is not None
 
 
 def _is_late(item: tirx.Expr, late: set[int]) -> bool:
@@ -233,7 +249,7 @@ class _Facts:
 
 
 def _is_integer(item: tirx.Expr) -> bool:
-    return str(item.ty.dtype).startswith(("int", "uint"))
+    return str(getattr(item.ty, "dtype", "")).startswith(("int", "uint"))
 
 
 def _fits(bound: tvm.sym.ConstIntBound, kind: str) -> bool:

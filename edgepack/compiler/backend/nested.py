@@ -30,9 +30,42 @@ def cut_nested() -> tvm.transform.Pass:
     def run(
         function: tirx.PrimFunc, _module: tvm.IRModule, _context: tvm.transform.PassContext
     ) -> tirx.PrimFunc:
-        return function.with_body(_Cut().of(function.body))
+        return (
+            function.with_body(_Cut().of(function.body)) if _may_nest(function.body) else function
+        )
 
     return tirx.transform.prim_func_pass(run, opt_level=0, name="edgepack.CutNested")
+
+
+def _may_nest(body: tirx.Stmt) -> bool:
+    """Whether some value may have more than `_MOST_PARTS` parts: in one walk, where `_Parts` has
+    one for each value. It counts what is between two statements as parts of the second."""
+    of_variable: dict[tirx.Var, int] = {}
+    count = 0
+
+    def expression(_: tvm.ir.Expr) -> None:
+        nonlocal count
+        count += 1
+
+    def variable(item: tirx.Var) -> None:
+        nonlocal count
+        count += of_variable.get(item, 1)
+
+    def statement(item: tirx.Stmt) -> tvm_ffi.VisitInterrupt | None:
+        nonlocal count
+        parts, count = count, 0
+        if isinstance(item, tirx.Bind):
+            of_variable[item.var] = parts
+        return tvm_ffi.VisitInterrupt(item) if parts > _MOST_PARTS else None
+
+    # A Let's variable has its value once both have been walked through.
+    entries = (
+        (tirx.Let, tvm_ffi.VisitInterrupt),
+        (tirx.Stmt, statement),
+        (tirx.Var, variable),
+        (tvm.ir.Expr, expression),
+    )
+    return tvm_ffi.structural_walk(body, entries) is not None
 
 
 class _Parts:
@@ -44,7 +77,7 @@ class _Parts:
 
     def of(self, value: tirx.Expr) -> int:
         before, self._count = self._count, 0
-        tvm_ffi.structural_mutate(
+        tvm_ffi.structural_visit(
             value, ((tirx.Let, self._let), (tirx.Var, self._variable), (tvm.ir.Expr, self._other))
         )
         before, self._count = self._count, before
@@ -53,20 +86,17 @@ class _Parts:
     def bind(self, variable: tirx.Var, parts: int) -> None:
         self._of_variable[variable] = parts
 
-    def _let(self, item: tirx.Let, mutator: Any) -> tirx.Expr:
+    def _let(self, item: tirx.Let, visitor: Any) -> None:
         self.bind(item.var, self.of(item.value))
         self._count += self._of_variable[item.var]
-        mutator.mutate(item.body)
-        return item
+        visitor.visit(item.body)
 
-    def _variable(self, item: tirx.Var, _mutator: Any) -> tirx.Expr:
+    def _variable(self, item: tirx.Var, _visitor: Any) -> None:
         self._count += self._of_variable.get(item, 1)
-        return item
 
-    def _other(self, item: tvm.ir.Expr, mutator: Any) -> tvm.ir.Expr:
+    def _other(self, item: tvm.ir.Expr, visitor: Any) -> None:
         self._count += 1
-        mutator.default_mutate(item)
-        return item
+        visitor.default_visit(item)
 
 
 class _Cut:
