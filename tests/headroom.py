@@ -51,6 +51,31 @@ def residual(net: Builder) -> str:
     return net.op("Add", net.conv(inner, 64, 64), "x")
 
 
+def sums(net: Builder) -> str:
+    """A sum of what is read as it is and what a window was moved over, read by such a window: the
+    zeros that are wanted around the three differ."""
+
+    def moved(value: str) -> str:
+        return net.op("Conv", value, net.weight(32, 32, 1, 7), net.weight(32), pads=[0, 3, 0, 3])
+
+    first = net.op("Sigmoid", net.conv("x", 8, 32, kernel=1))
+    second = net.op("Add", moved(net.op("Tanh", first)), first)
+    return moved(net.op("Add", moved(net.op("Tanh", second)), second))
+
+
+def volumes(net: Builder) -> str:
+    """A volume of 8 channels, kept beside what is made of every second image, row and column."""
+
+    def conv(value: str, cin: int, cout: int, step: int = 1) -> str:
+        around = {"strides": [step] * 3, "pads": [1] * 6}
+        return net.op("Conv", value, net.weight(cout, cin, 3, 3, 3), net.weight(cout), **around)
+
+    whole = net.op("Relu", conv("x", 8, 8))
+    half = net.op("Relu", conv(whole, 8, 8, step=2))
+    wide = net.op("ConvTranspose", half, net.weight(8, 8, 2, 2, 2), strides=[2, 2, 2])
+    return conv(net.op("Relu", net.op("Add", wide, whole)), 8, 8)
+
+
 def branches(net: Builder) -> str:
     """Blocks whose input is kept while an inner image and a result are there, with arithmetic of
     every kind after the convolutions, whose windows are too long for Winograd's tiles."""

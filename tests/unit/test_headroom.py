@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -44,6 +45,8 @@ from tests.headroom import (
     residual,
     rows,
     stem,
+    sums,
+    volumes,
 )
 from tests.onnx_models import Builder
 from tests.targets import save_cases
@@ -70,6 +73,25 @@ def planned(
 
 
 IMAGE, LINES = (1, 3, 224, 224), (1, 64, 6, 320)
+
+
+@pytest.mark.parametrize("board", ["local", "rasp4b-64", "rasp3b", "pynq"])
+def test_a_sum_takes_the_place_of_what_had_other_zeros_around_it(
+    board: str, tmp_path: Path
+) -> None:
+    plan, _ = planned(tmp_path, sums, (1, 8, 1, 2560), board, "", LEAN)
+    # What a window is moved over, and what that is added to.
+    assert plan.arena_bytes <= 4 * 2 * 32 * 2560 * (1 + 1 / 16) * 1.06
+
+
+@pytest.mark.parametrize("board", ["local", "rasp4b-64"])
+def test_a_sum_of_volumes_takes_the_place_of_one(board: str, tmp_path: Path) -> None:
+    size = (16, 64, 64)
+    plan, _ = planned(tmp_path, volumes, (1, 8, *size), board, "", LEAN)
+    volume = 4 * 8 * math.prod(size)
+    around = math.prod(extent + 2 for extent in size) / math.prod(size)
+    # Two of them with zeros around; a third one would be as large.
+    assert plan.arena_bytes <= 2 * volume * around * 1.15
 
 
 @pytest.mark.parametrize(

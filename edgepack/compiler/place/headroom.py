@@ -32,8 +32,10 @@ from edgepack.kernels.layer import (
 from edgepack.kernels.limits import LayerLimits, LimitsByValue
 from edgepack.kernels.rules.rule import Rule, image_of
 from edgepack.kernels.signature import signature_of
+from edgepack.kernels.tiles import arm
 from edgepack.kernels.tiles.cpu import CpuModel
 from edgepack.kernels.tiles.element import FLOAT32
+from edgepack.kernels.tiles.micro import assembly_epilogue
 from edgepack.kernels.value import Value, extent
 
 # What scratch memory may add to the two largest neighbours; the first that is not too slow.
@@ -44,6 +46,8 @@ _MOST_LOST = 0.03
 # it by less than this.
 _FREE_BYTES = 64 << 10
 _FASTER = 1.05
+# The part of the two largest neighbours that is not little.
+_MUCH = 1 / 8
 # Rooms differ by steps, so that equal layers stay alike.
 _STEP = 32 << 10
 _SMALL_STEP = 4 << 10
@@ -89,6 +93,11 @@ class Headroom:
         """So few bytes that they may come on top."""
         return _FREE_BYTES * self._cpu.cores
 
+    @property
+    def is_free_much(self) -> bool:
+        """Whether those are more than a small part of the network's."""
+        return self.free > self._neighbours * _MUCH
+
     def of(self, layer: Layer, share: float = _SHARES[0]) -> int:
         """Bytes of scratch memory that are left at a layer, if all of it may add `share` to the two
         largest neighbours, or so few that they may come on top."""
@@ -119,6 +128,13 @@ class Headroom:
         live += sum(span.nbytes for span in map(self._spans.__getitem__, read) if span.last < at)
         left = self._left(live, _SHARES[0], self._empty[at])
         return max(self.free, left)
+
+    def is_for_one(self, layer: Layer) -> bool:
+        """Whether there is room for what a layer computes in the place of something else only."""
+        at = self._at.get(layer.output)
+        if at is None:
+            return False
+        return self._live[at] + _nbytes(layer.output) > (1 + _SHARES[0]) * self._neighbours
 
     def most(self, *layers: Layer) -> int:
         """The most that is in use at one of them, scratch memory apart."""
@@ -165,7 +181,7 @@ def _laid_out(
             if value not in places:  # the network's input
                 places[value] = value
                 spans[value] = _Span(nbytes=_read(layer, value, cpu), first=-1, last=uses[value])
-        place = _place_of(layer, at, uses, places, makers)
+        place = _place_of(layer, at, uses, places, makers, cpu)
         if isinstance(layer.operator, Concatenation):
             place = layer.output
             is_one = extent(layer.output)[0] == 1
@@ -209,6 +225,7 @@ def _place_of(
     uses: Mapping[Value, int],
     places: Mapping[Value, Value],
     makers: Mapping[Value, Layer],
+    cpu: CpuModel,
 ) -> Value | None:
     """The value whose bytes a layer's result takes; None if it gets some of its own."""
     operator = layer.operator
@@ -225,6 +242,9 @@ def _place_of(
     elif isinstance(operator, Attention) and operator.in_queries:
         over = layer.inputs[:1]  # of the queries
         nbytes = _nbytes(over[0])
+    elif isinstance(operator, Convolution) and arm.isa_of(cpu, layer.element) is not None:
+        # Sums are stored before a pass over them reads operands.
+        over = over if assembly_epilogue(layer.expression) is not None else ()
     free = (value for value in over if uses[value] == at)
     return next((places[value] for value in free if _nbytes(value) == nbytes), None)
 
@@ -290,12 +310,21 @@ def limit_scratch(
     fresh = {signature for signature, choice in settings.choices.items() if choice.weights == FRESH}
     alike = _alike(layers, room, cpu, fresh, limits)
     found: dict[str, _Less] = {}
-    for share in _SHARES:
+    # Nothing on top at all is tried where that is much of the network's.
+    tries = [(share, _FASTER) for share in _SHARES]
+    if room.is_free_much:
+        tries.insert(0, (_SHARES[0], math.inf))
+    for share, faster in tries:
         found = {
             signature: less
             for signature, group in alike.items()
             if signature not in fixed
-            if (less := _less(signature, group, share, room, cpu, settings, limits)) is not None
+            if (
+                less := _less(
+                    signature, group, share, room, cpu, settings, limits, least_gain=faster
+                )
+            )
+            is not None
         }
         if sum(less.lost for signature, less in found.items() if signature not in fresh) <= most:
             break
@@ -352,8 +381,10 @@ def _less(
     cpu: CpuModel,
     settings: CompileSettings,
     limits: LimitsByValue,
+    least_gain: float,
 ) -> _Less | None:
-    """What equal layers make do with; None if they have room enough."""
+    """What equal layers make do with; None if they have room enough. They have some on top if they
+    are faster by `least_gain`."""
     rules = settings.tried
     layer, choice = group[0], settings.choices.get(signature)
     own = limits.of(layer)
@@ -368,7 +399,7 @@ def _less(
     if not forms:
         return None
     taken = min(forms, key=lambda form: form.cycles)
-    if taken.scratch_bytes <= left:
+    if taken.scratch_bytes <= (left if least_gain < math.inf else least):
         return None
 
     def within(bytes_: int) -> _Less:
@@ -378,7 +409,7 @@ def _less(
         return _Less(room=bytes_, form=form, lost=len(group) * (form.cycles - taken.cycles))
 
     less, smaller = within(left), within(least)
-    return smaller if smaller.form.cycles < _FASTER * less.form.cycles else less
+    return smaller if smaller.form.cycles < least_gain * less.form.cycles else less
 
 
 def _forms(

@@ -38,6 +38,7 @@ from edgepack.kernels.layer import (
     Layer,
     Norm,
     Plain,
+    Pointwise,
     Resampling,
     RowProduct,
     Softmax,
@@ -299,7 +300,7 @@ class _Placing:
 
     def regroup(self) -> None:
         """Find which images are those of another tensor, grouped otherwise."""
-        self.regrouped = _regrouped(self.layers, self.taken, self.halos, self.whole)
+        self.regrouped = _regrouped(self.layers, self.taken, self.halos, self.whole, self.scarce)
 
     def share_bytes(self) -> None:
         """Find which values are written straight into a joint."""
@@ -576,9 +577,11 @@ def _regrouped(
     taken: Mapping[Value, Rule],
     halos: dict[Value, Halo],
     whole: Collection[Value],
+    room: Headroom | None,
 ) -> list[Layer]:
     """The layers that group images otherwise; those of overlapping ones only where all readers take
-    them. What they read gets the halo that is wanted around their results."""
+    them. What they read gets the halo that is wanted around their results; and what a result takes
+    the place of, if there is no `room` for both, gets that result's."""
     apart = set(whole)
     for layer in layers:
         rule = taken.get(layer.output)
@@ -586,17 +589,67 @@ def _regrouped(
             apart.update((*layer.inputs, *layer.operands))
         else:
             apart.update((*layer.inputs[1:], *layer.operands))
-    found: list[Layer] = []
-    for layer in reversed(layers):
-        rule = taken.get(layer.output)
-        regrouping = rule.regrouping if rule is not None else None
-        if regrouping is None or (regrouping.overlaps and layer.output in apart):
-            continue
-        source = layer.inputs[0]
-        wanted = regrouping.around(layer, halos.get(layer.output, NO_HALO))
-        halos[source] = halos.get(source, NO_HALO).union(wanted)
-        found.insert(0, layer)
+    found = [
+        layer
+        for layer in layers
+        if (rule := taken.get(layer.output)) is not None and rule.regrouping is not None
+        if not (rule.regrouping.overlaps and layer.output in apart)
+    ]
+    pairs = _done_in_place(layers, taken, whole, room) if room is not None else []
+    before = None
+    while before != halos:  # they only grow
+        before = dict(halos)
+        for layer in reversed(found):
+            regrouping = taken[layer.output].regrouping
+            assert regrouping is not None
+            wanted = regrouping.around(layer, halos.get(layer.output, NO_HALO))
+            halos[layer.inputs[0]] = halos.get(layer.inputs[0], NO_HALO).union(wanted)
+        for free, result in pairs:
+            over = max(free, key=lambda value: bool(halos.get(value)))
+            own = [halos.get(value, NO_HALO) for value in (over, result)]
+            both = own[0].union(own[1])
+            least = min(_pixels(result, halo) for halo in own)
+            if both.front or both.back or _pixels(result, both) <= _MOST_WIDER * least:
+                halos[over] = halos[result] = both
     return found
+
+
+# What a tensor may become by zeros around it, so that another one needs no bytes of its own.
+_MOST_WIDER = 1.05
+
+
+def _pixels(value: Value, around: Halo) -> int:
+    """Elements of a tensor in a halo, whole images of zeros apart."""
+    _, channels, height, width = extent(value)
+    rows, columns = around.top + height + around.bottom, around.left + width + around.right
+    return channels * rows * columns
+
+
+def _done_in_place(
+    layers: Sequence[Layer],
+    taken: Mapping[Value, Rule],
+    whole: Collection[Value],
+    room: Headroom,
+) -> list[tuple[list[Value], Value]]:
+    """Results that had better take the bytes of one of those that nobody reads later, and those."""
+    uses = {
+        value: at for at, layer in enumerate(layers) for value in (*layer.inputs, *layer.operands)
+    }
+    pairs = []
+    for at, layer in enumerate(layers):
+        if layer.output not in taken or not room.is_for_one(layer):
+            continue
+        pointwise = isinstance(layer.operator, Pointwise)
+        over = (*layer.inputs, *layer.operands) if pointwise else layer.operands
+        free = [
+            value
+            for value in over
+            if uses[value] == at and value in taken and value not in whole
+            if value.shape == layer.output.shape and value.dtype == layer.output.dtype
+        ]
+        if free:
+            pairs.append((free, layer.output))
+    return pairs
 
 
 def _with_parts(
@@ -657,16 +710,10 @@ def _share_bytes(
 
 def _wider(joint: Value, halo: Halo, parts: Sequence[Value], halos: Mapping[Value, Halo]) -> Halo:
     """The halo of a joint that suits its parts, too, if that is worth its bytes."""
-
-    def pixels(value: Value, around: Halo) -> int:
-        _, channels, height, width = extent(value)
-        rows, columns = around.top + height + around.bottom, around.left + width + around.right
-        return channels * rows * columns
-
     wide = reduce(Halo.union, (halos.get(value, NO_HALO) for value in parts), halo)
     copied = [value for value in parts if halos.get(value, NO_HALO).union(halo) != halo]
-    copies = sum(pixels(value, halos[value]) for value in copied)
-    return wide if pixels(joint, wide) <= pixels(joint, halo) + copies else halo
+    copies = sum(_pixels(value, halos[value]) for value in copied)
+    return wide if _pixels(joint, wide) <= _pixels(joint, halo) + copies else halo
 
 
 def _layouts(
