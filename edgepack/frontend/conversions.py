@@ -578,6 +578,7 @@ def dequantize_linear(node: Node) -> relax.Expr | None:
     left to who multiplies by it."""
     block = node.attributes.get("block_size", 0)
     data, scale, zero = (*node.inputs, None)[:3]
+    _check_steps(node, data, scale)
     if not block or data.ty.ndim != scale.ty.ndim:
         return None
     axis = node.attributes.get("axis", 1) % data.ty.ndim
@@ -596,6 +597,7 @@ def quantize_linear(node: Node) -> relax.Expr | None:
     """The same the other way; of integers by way of the scale's type."""
     block = node.attributes.get("block_size", 0)
     data, scale, zero = (*node.inputs, None)[:3]
+    _check_steps(node, data, scale)
     real = str(scale.ty.dtype)
     is_whole = "float" not in real
     if is_whole:
@@ -616,6 +618,19 @@ def quantize_linear(node: Node) -> relax.Expr | None:
         made = node.emit(relax.op.add(made, relax.op.astype(zero, real)))
     made = node.emit(relax.op.clip(made, float(info.min), float(info.max)))
     return relax.op.astype(node.emit(relax.op.astype(made, "int32")), dtype)
+
+
+def _check_steps(node: Node, data: relax.Expr, scale: relax.Expr) -> None:
+    """Raise UnsupportedFormError for steps that are neither one, nor one for each element along an
+    axis, nor in blocks: ONNX's own check lets them pass."""
+    if node.attributes.get("block_size", 0) or not scale.ty.ndim or not data.ty.ndim:
+        return
+    if scale.ty.ndim > 1:
+        raise UnsupportedFormError("its scales are in blocks, and it has no block_size")
+    axis = node.attributes.get("axis", 1) % max(1, data.ty.ndim)
+    count, extent = int(scale.ty.shape[0]), int(data.ty.shape[axis])
+    if count not in (1, extent):
+        raise UnsupportedFormError(f"it has {count} scales for {extent} elements along axis {axis}")
 
 
 def _of_blocks(node: Node, item: Any, block: int) -> Any:

@@ -17,6 +17,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from edgepack.base.errors import ModelError
 from edgepack.boards import get_board
 from edgepack.compiler import compile_model
 from edgepack.flow.reference import model_outputs
@@ -793,6 +794,29 @@ def _outputs(model: onnx.ModelProto, given: Sequence[np.ndarray], folder: Path) 
         ModelSpec(path=path), board, select(board, "gnu").toolchain, folder / "out"
     )
     return run_plan(made.folder, given)
+
+
+@pytest.mark.parametrize("operator", ["QuantizeLinear", "DequantizeLinear"])
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [([2, 2], "its scales are in blocks"), ([3], "it has 3 scales for 4 elements along axis 1")],
+)
+def test_steps_that_fit_nothing_are_refused_by_name(
+    operator: str, shape: Sequence[int], why: str, tmp_path: Path
+) -> None:
+    """onnx's own check lets such a node pass before opset 21."""
+    given, made = ("FLOAT", "UINT8") if operator == "QuantizeLinear" else ("INT8", "FLOAT")
+    graph = helper.make_graph(
+        [helper.make_node(operator, ["x", "steps"], ["y"], name="here", axis=1)],
+        "graph",
+        [helper.make_tensor_value_info("x", getattr(TensorProto, given), (2, 4))],
+        [helper.make_tensor_value_info("y", getattr(TensorProto, made), (2, 4))],
+        [numpy_helper.from_array(np.full(shape, 0.5, "float32"), "steps")],
+    )
+    opsets = [helper.make_opsetid("", 13)]
+    model = helper.make_model(graph, ir_version=7, opset_imports=opsets)
+    with pytest.raises(ModelError, match=f"{operator} 'here' cannot be compiled.*{why}"):
+        _outputs(model, [], tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["int4", "uint4"])

@@ -66,15 +66,25 @@ class Combination:
 
 
 def draw(task: Combination) -> graphs.Drawn | None:
-    """With what is due, None if nobody can say."""
+    """With what is due; of what nobody can run with its types only, None where a shape is open."""
     model = onnx.load_from_string(task.model)
+    outputs = [value.type.tensor_type for value in model.graph.output]
+    kinds = [helper.tensor_dtype_to_np_dtype(kind.elem_type) for kind in outputs]
     try:
         due = sketch.evaluated(model, graphs.names(model, task.given))
     except sketch.InvalidNodeError:
-        return None
-    kinds = [
-        helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in model.graph.output
-    ]
+        shapes = [[dim.dim_value for dim in kind.shape.dim] for kind in outputs]
+        if not all(
+            kind.HasField("shape") and all(s) for kind, s in zip(outputs, shapes, strict=True)
+        ):
+            return None
+        return graphs.Drawn(
+            name=task.name,
+            model=model,
+            given=task.given,
+            due=[np.zeros(shape, kind) for shape, kind in zip(shapes, kinds, strict=True)],
+            chosen=frozenset(value.name for value in model.graph.output),
+        )
     due = [np.asarray(value, kind) for value, kind in zip(due, kinds, strict=True)]
     values = graphs.names(model, task.given)
     for node in model.graph.node:
