@@ -796,6 +796,21 @@ def _outputs(model: onnx.ModelProto, given: Sequence[np.ndarray], folder: Path) 
     return run_plan(made.folder, given)
 
 
+@pytest.mark.parametrize("operator", ["Sin", "Cos"])
+def test_waves_of_sums(operator: str, tmp_path: Path) -> None:
+    """Where libm is called for few: the sums have names, in registers and in memory."""
+    random = np.random.default_rng(0)
+    s = sketch.Sketch(0, 17)
+    weights = random.standard_normal((4, 4, 2, 2)).astype("float32")
+    x = s.input(random.standard_normal((1, 4, 2, 8)).astype("float32"))
+    (sums,) = s.op("Conv", x, s.const(weights), pads=[0, 1, 0, 0])
+    (made,) = s.op(operator, sums)
+    due = getattr(np, operator.lower())(s.values[sums].astype("float64"))
+    (got,) = _outputs(s.model(), s.data(), tmp_path)
+    assert made
+    np.testing.assert_allclose(got, due, rtol=0, atol=2e-6)
+
+
 @pytest.mark.parametrize("operator", ["QuantizeLinear", "DequantizeLinear"])
 @pytest.mark.parametrize(
     ("shape", "why"),

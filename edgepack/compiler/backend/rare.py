@@ -37,9 +37,17 @@ def _branched(item: tirx.Select, *, is_arm: bool) -> tirx.Expr:
     near = _all_lanes(item.condition, is_arm=is_arm)
     # What LLVM takes for likely: it keeps registers there, and spills them where the calls are.
     near = tirx.call_llvm_pure_intrin("bool", "llvm.expect", near, tirx.IntImm("bool", 1))
-    value = tirx.Var("value", item.true_value.ty)
-    far = tirx.Select(item.condition, value, item.false_value)
-    return tirx.Let(value, item.true_value, tirx.if_then_else(near, value, far))
+
+    def chosen(value: tirx.Expr) -> tirx.Expr:
+        far = tirx.Select(item.condition, value, item.false_value)
+        return tirx.if_then_else(near, value, far)
+
+    # What has a name, or a place, needs no other: TVM, which knows what the first one stands for,
+    # would take the second one for two values.
+    if isinstance(item.true_value, tirx.Var | tvm.ir.TensorLoad):
+        return chosen(item.true_value)
+    name = tirx.Var("value", item.true_value.ty)
+    return tirx.Let(name, item.true_value, chosen(name))
 
 
 def _all_lanes(truths: tirx.Expr, *, is_arm: bool) -> tirx.Expr:
