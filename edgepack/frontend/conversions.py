@@ -627,7 +627,7 @@ def _check_steps(node: Node, data: relax.Expr, scale: relax.Expr) -> None:
         return
     if scale.ty.ndim > 1:
         raise UnsupportedFormError("its scales are in blocks, and it has no block_size")
-    axis = node.attributes.get("axis", 1) % max(1, data.ty.ndim)
+    axis = node.attributes.get("axis", 1) % data.ty.ndim
     count, extent = int(scale.ty.shape[0]), int(data.ty.shape[axis])
     if count not in (1, extent):
         raise UnsupportedFormError(f"it has {count} scales for {extent} elements along axis {axis}")
