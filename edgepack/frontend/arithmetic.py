@@ -35,13 +35,24 @@ def power(node: Node) -> relax.Expr | None:
     kind, other = dtype_of(base), dtype_of(exponent)
     if kind == other and kind.startswith("float"):
         return None
-    if kind.startswith("float"):
+    if kind.startswith("float") and _is_exact(exponent, kind):
         return relax.op.power(base, node.emit(relax.op.astype(exponent, kind)))
-    if other.startswith("float"):
+    if kind.startswith("float") or other.startswith("float"):
         wide = [node.emit(relax.op.astype(item, "float64")) for item in (base, exponent)]
         return relax.op.astype(node.emit(relax.op.power(*wide)), kind)
     wide = [node.emit(relax.op.astype(item, "int64")) for item in (base, exponent)]
     return relax.op.astype(_whole_power(node, *wide), kind)
+
+
+def _is_exact(exponent: relax.Expr, kind: str) -> bool:
+    """Whether an exponent is the same as a float of a type: of 0, and of -1, its last bit tells."""
+    if dtype_of(exponent) in ("float16", "int8", "uint8") or kind == "float64":
+        return True
+    if not isinstance(exponent, tvm.ir.GenericConst):
+        return False
+    values = exponent.value.numpy()
+    with np.errstate(over="ignore"):
+        return bool((values.astype(kind).astype("float64") == values.astype("float64")).all())
 
 
 # Bits of an exponent: a base other than -1, 0 and 1 to the 64th does not fit any more.
