@@ -29,7 +29,8 @@ def power(node: Node) -> relax.Expr | None:
     """Pow of two types, whose result has the first one; None for one type of floats.
 
     Whole numbers by squaring, so that they are exact as long as they fit. To a negative power they
-    are what is left of the fraction: 0, or the base if it is 1 or -1.
+    are what is left of the fraction: 0, or the base if it is 1 or -1. An exponent that the type of
+    its base has no bits for is read in float64.
     """
     base, exponent = node.inputs
     kind, other = dtype_of(base), dtype_of(exponent)
@@ -45,7 +46,8 @@ def power(node: Node) -> relax.Expr | None:
 
 
 def _is_exact(exponent: relax.Expr, kind: str) -> bool:
-    """Whether an exponent is the same as a float of a type: of 0, and of -1, its last bit tells."""
+    """Whether a cast to a type of floats is known to change no value of an exponent: its last bit
+    decides what -1 and 0 become."""
     if dtype_of(exponent) in ("float16", "int8", "uint8") or kind == "float64":
         return True
     if not isinstance(exponent, tvm.ir.GenericConst):

@@ -29,7 +29,7 @@ from edgepack.kernels.whole.recurrent import GATES, Activation, Recurrent, activ
 _SHARE_OF_GATES = 1 / 16
 _LEAST_ROWS = 4
 _FEW_ELEMENTS, _LEAST_ROWS_OF_FEW = 8, 16
-_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+_BYTES = {"float16": 2, "float32": 4, "float64": 8}
 
 # Activations of one direction where the node names none.
 _DEFAULT = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}

@@ -440,14 +440,13 @@ def is_unsteady(case: Drawn, got: Sequence[np.ndarray]) -> bool:
     """Whether other ways of onnxruntime are as far from the first as `got` is.
 
     Those are: with all its fusions, for inputs that differ by one part in a million, in float32
-    where the model is in float16, in float64 where norms of float64 are in float32, which is
-    how a board computes them, in float32 between casts to bfloat16, with an Erf in Gelu that is one
-    last bit further from -1, for
-    all values of 1 + Erf are whole numbers of those, and with an InstanceNormalization as it is
-    defined, of which onnxruntime makes one scale and shift (1e-4 off for one element). Behind a
-    Resize, whose integers are cut off behind the point, onnx's reference is one; so it is of a
-    model that onnxruntime does not run. What is cut off near an integer may be that or the next
-    one.
+    where the model is in float16, in float64 where norms of float64 are in float32, which is how a
+    board computes them, in float32 between casts to bfloat16, with an Erf in Gelu that is one last
+    bit further from -1, for all values of 1 + Erf are whole numbers of those, and with an
+    InstanceNormalization as it is defined, of which onnxruntime makes one scale and shift (1e-4 off
+    for one element). Behind a Resize, whose integers are cut off behind the point, onnx's reference
+    is one; so it is of a model that onnxruntime does not run. What is cut off near an integer may
+    be that or the next one.
     """
     from edgepack.frontend.float16 import widen
 
