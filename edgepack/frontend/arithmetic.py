@@ -244,6 +244,23 @@ def celu(node: Node) -> relax.Expr:
     return relax.op.where(emit(relax.op.less(data, zero)), below, data)
 
 
+def softplus(node: Node) -> relax.Expr:
+    """log(1 + exp(x)) to the last bits, small results, too.
+
+    That is max(x, 0) + log(1 + u), with u = exp(-|x|). In the sum w = 1 + u all but the first bits
+    of a small u are lost: as many as u - (w - 1), which is exact, and by which log(w) is off, to
+    less than a unit in the last place.
+    """
+    (data,) = node.inputs
+    emit, kind = node.emit, dtype_of(data)
+    zero, one = relax.const(0.0, kind), relax.const(1.0, kind)
+    power = emit(relax.op.exp(emit(relax.op.negative(emit(relax.op.abs(data))))))
+    total = emit(relax.op.add(power, one))
+    lost = emit(relax.op.subtract(power, emit(relax.op.subtract(total, one))))
+    log = emit(relax.op.add(emit(relax.op.log(total)), lost))
+    return relax.op.add(emit(relax.op.maximum(data, zero)), log)
+
+
 def selu(node: Node) -> relax.Expr | None:
     """Selu of float64; None for float32."""
     (data,) = node.inputs

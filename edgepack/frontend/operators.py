@@ -344,6 +344,7 @@ OPERATORS: Mapping[str, Operator] = {
     "Sign": Operator(convert=nonfinite.sign),
     "SkipLayerNormalization": Operator(domain=_MICROSOFT),
     "Slice": Operator(convert=arithmetic.old_slice),
+    "Softplus": Operator(convert=arithmetic.softplus),
     "SpaceToDepth": Operator(convert=windows.space_to_depth),
     "StringConcat": _OF_WORDS,
     "StringNormalizer": _OF_WORDS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import ml_dtypes
@@ -181,6 +182,47 @@ def test_random_expressions(board: str, cpu: str, seeds: range, tmp_path: Path) 
                 wrong.append(f"{name}: {mine.flat[at]} for {theirs.flat[at]}, {(~same).sum()}")
         assert compared > 0.8 * sum(value.size for value in got)
         assert not wrong, f"seed {seed}:\n" + "\n".join(wrong)
+
+
+def _functions() -> dict[str, Callable[[np.ndarray], np.ndarray]]:
+    """What operators are, in numbers of many more bits; by their names in ONNX."""
+    return {
+        "Asinh": np.arcsinh,
+        "Atan": np.arctan,
+        "Mish": lambda x: x * np.tanh(np.logaddexp(0, x)),
+        "Sigmoid": lambda x: np.exp(-np.logaddexp(0, -x)),
+        "Sin": np.sin,
+        "Sinh": np.sinh,
+        "Softplus": lambda x: np.logaddexp(0, x),
+        "Softsign": lambda x: x / (1 + np.abs(x)),
+        "Tanh": np.tanh,
+    }
+
+
+@pytest.mark.parametrize(
+    ("board", "cpu"), [("local", "native"), ("rk3399", "cortex-a72"), ("pynq", "cortex-a9")]
+)
+def test_small_results_have_as_many_digits_as_large_ones(
+    board: str, cpu: str, tmp_path: Path
+) -> None:
+    """Of numbers from 1e-30 to 80, in kernels of their own and behind a convolution: softplus of
+    -17.8 is 1.9e-8, not 0."""
+    sizes = np.concatenate([10.0 ** np.arange(-30, 1.9, 0.25), [17.8, 20.0, 50.0, 80.0]])
+    x = np.concatenate([-sizes, sizes]).astype("float32")
+    x = np.resize(x, (1, 16, 1, -(-x.size // 16))).astype("float32")
+    net, outputs = Builder(0), {}
+    eye = net.const(np.eye(16).reshape(16, 16, 1, 1).tolist(), "float32")
+    for name in _functions():
+        outputs[f"{name} alone"] = list(x.shape)
+        net.op(name, "x", outputs=[f"{name} alone"])
+        outputs[f"{name} behind"] = list(x.shape)
+        net.op(name, net.op("Conv", "x", eye), outputs=[f"{name} behind"])
+    onnx.save(net.model({"x": list(x.shape)}, outputs, opset=20), tmp_path / "model.onnx")
+    _, got = compile_and_run(tmp_path / "model.onnx", [x], board, cpu, tmp_path)
+    for name, array in zip(outputs, got, strict=True):
+        due = _functions()[name.split()[0]](x.astype("longdouble")).astype("float64")
+        # Float32's smallest numbers with all digits are 1e-38.
+        np.testing.assert_allclose(array, due, rtol=3e-6, atol=1e-36, err_msg=name)
 
 
 def test_what_computes_on_float8_is_refused_by_name(tmp_path: Path) -> None:

@@ -66,6 +66,19 @@ def test_layers_equal_onnxruntime_s(tmp_path: Path, board: str, cpu: str, part: 
     assert not wrong_outputs(path, inputs, got, tolerance=1e-5)
 
 
+def test_a_softplus_of_hot_values_is_no_infinity(tmp_path: Path) -> None:
+    """By numpy: exp(100) is infinite in float32."""
+    net = Builder(0)
+    weight, again = net.const([[[1.0]]], "float32"), net.const([[[0.0]]], "float32")
+    net.op("RNN", "x", weight, again, outputs=["y", ""], hidden_size=1, activations=["Softplus"])
+    x = np.array([-100, -17.8, -1e-3, 0, 3, 89, 1000], "float32").reshape(-1, 1, 1)
+    shapes = {"x": list(x.shape)}, {"y": [len(x), 1, 1, 1]}
+    onnx.save(net.model(*shapes), tmp_path / "model.onnx")
+    _, got = compile_and_run(tmp_path / "model.onnx", [x], "local", "native", tmp_path)
+    due = np.logaddexp(0, x.astype("float64")).ravel()
+    np.testing.assert_allclose(got[0].ravel(), due, rtol=3e-6, atol=1e-36)
+
+
 # Longer than a part: the size of the state, steps, batch, features and attributes.
 LONG = [
     ("LSTM", 16, 37, 1, 16, {"direction": b"bidirectional"}),

@@ -427,6 +427,13 @@ def activation(name: str, alpha: float | None, beta: float | None, dtype: str) -
     a = c(default[0] if alpha is None else alpha)
     b = c(default[1] if beta is None else beta)
     zero, one = c(0.0), c(1.0)
+
+    def softplus(x: tirx.Expr) -> tirx.Expr:
+        # As frontend.arithmetic.softplus has it.
+        power = tirx.exp(-tirx.abs(x))
+        total = power + one
+        return tirx.max(x, zero) + (tirx.log(total) + (power - (total - one)))
+
     made: dict[str, Activation] = {
         "relu": lambda x: tirx.max(x, zero),
         "tanh": tirx.tanh,
@@ -438,6 +445,6 @@ def activation(name: str, alpha: float | None, beta: float | None, dtype: str) -
         "hardsigmoid": lambda x: tirx.min(tirx.max(a * x + b, zero), one),
         "elu": lambda x: tirx.Select(x < zero, a * (tirx.exp(x) - one), x),
         "softsign": lambda x: x / (one + tirx.abs(x)),
-        "softplus": lambda x: tirx.log(one + tirx.exp(x)),
+        "softplus": softplus,
     }
     return made[name.lower()]
