@@ -229,6 +229,16 @@ MEANINGS: Sequence[Meaning] = (
         of_nan=_any_of("Hardmax"),
     ),
     Meaning(
+        operator="LayerNormalization",
+        form="an infinity among the elements, with Mean as an output",
+        onnx="that infinity is the mean",
+        onnxruntime="that, or NaN, depending on its position and on how many elements there are",
+        taken=ONNX,
+        of_nan=lambda node, _attributes, _shapes: (
+            node.op_type == "LayerNormalization" and len(node.output) > 1
+        ),
+    ),
+    Meaning(
         operator="Unique",
         form=_OF_NAN,
         onnx="all NaN are one value, the last of sorted ones",
