@@ -27,6 +27,8 @@ class Gpu:
     has to support ("12.2"); both are empty with OpenCL, whose drivers compile. The cost model takes
     `processors`, the units with registers of their own, and `lanes`, the float32 multiply-adds that
     each starts in a cycle. `threads` is the largest group, `shared_kb` the memory that one shares.
+    With `unified_memory` nothing is copied between the processors if the driver, too, says that
+    they have the same memory.
     """
 
     api: str
@@ -37,6 +39,7 @@ class Gpu:
     lanes: int
     threads: int
     shared_kb: int
+    unified_memory: bool = True
 
     @property
     def has_tensor_cores(self) -> bool:
@@ -65,7 +68,14 @@ def read_gpu(table: Table) -> Gpu:
             raise table.fail(key, f"{number} is below 1")
     if numbers["threads"] > 1024:
         raise table.fail("threads", f"{numbers['threads']} is above 1024")
-    gpu = Gpu(api=api, device=table.take("device", str), arch=arch, driver=driver, **numbers)
+    gpu = Gpu(
+        api=api,
+        device=table.take("device", str),
+        arch=arch,
+        driver=driver,
+        unified_memory=table.take("unified_memory", bool, True),
+        **numbers,
+    )
     table.finish()
     return gpu
 

@@ -7,6 +7,7 @@
 //   STAND_IN_ARCH     compute capability of the device (default: 87)
 //   STAND_IN_VERSION  of CUDA that the driver knows (default: 12020, which is 12.2)
 //   STAND_IN_DEVICES  0: there is none
+//   STAND_IN_INTEGRATED  1: the GPU shares the machine's memory, as a Jetson's does (default: 0)
 //   STAND_IN_MEMORY   bytes of its memory (default: 1 GiB)
 //   STAND_IN_BUSY     so many launches fail for want of resources, which later ones may have
 //   STAND_IN_BROKEN   after so many launches one fails when it runs; from then on everything does
@@ -92,6 +93,7 @@ std::recursive_mutex lock;
 bool ready = false;
 bool broken = false;
 std::map<std::uint64_t, std::size_t> memory;
+std::map<void*, std::uint64_t> both;
 std::size_t used = 0;
 long launched = 0;
 int context;
@@ -284,6 +286,8 @@ API cuDeviceGetAttribute(int* value, int attribute, int) {
     case 75: return *value = arch / 10, kSuccess;
     case 76: return *value = arch % 10, kSuccess;
     case 16: return *value = 8, kSuccess;
+    case 18: return *value = static_cast<int>(Said("STAND_IN_INTEGRATED", 0)), kSuccess;
+    case 19: return *value = 1, kSuccess;
     case 8: return *value = 48 << 10, kSuccess;
     default: return kInvalidValue;
   }
@@ -381,6 +385,44 @@ API cuMemFree_v2(std::uint64_t place) {
   used -= found->second;
   memory.erase(found);
   std::free(reinterpret_cast<void*>(place));
+  return kSuccess;
+}
+// Memory that both have, at one address for the machine and at another one for the device.
+API cuMemHostAlloc(void** made, std::size_t bytes, unsigned flags) {
+  LOCKED;
+  if (bytes == 0 || flags != 3) return kInvalidValue;
+  if (used + bytes > static_cast<std::size_t>(Said("STAND_IN_MEMORY", 1L << 30))) {
+    return kOutOfMemory;
+  }
+  const int file = memfd_create("stand-in-cuda", 0);
+  if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0) return kOutOfMemory;
+  const auto view = [&] { return mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0); };
+  *made = view();
+  const auto place = reinterpret_cast<std::uint64_t>(view());
+  close(file);
+  std::memset(*made, 0xFF, bytes);
+  memory[place] = bytes;
+  both[*made] = place;
+  used += bytes;
+  return kSuccess;
+}
+API cuMemHostGetDevicePointer_v2(std::uint64_t* place, void* host, unsigned flags) {
+  LOCKED;
+  const auto found = both.find(host);
+  if (found == both.end() || flags != 0) return kInvalidValue;
+  return *place = found->second, kSuccess;
+}
+API cuMemFreeHost(void* host) {
+  LOCKED;
+  WaitForDevice();
+  const auto found = both.find(host);
+  if (found == both.end()) return kInvalidValue;
+  const std::size_t bytes = memory[found->second];
+  munmap(reinterpret_cast<void*>(found->second), bytes);
+  munmap(host, bytes);
+  memory.erase(found->second);
+  both.erase(found);
+  used -= bytes;
   return kSuccess;
 }
 API cuMemHostRegister_v2(void*, std::size_t, unsigned) {

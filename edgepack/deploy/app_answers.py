@@ -294,12 +294,13 @@ class MemoryUse:
 @dataclass(frozen=True, kw_only=True)
 class RanOn:
     """Of a model with a plan for a GPU: `processor`, "gpu" or "cpu", the GPU's name if it is that
-    and the bytes that the model takes of its memory, how many runs it failed in, and why it does
-    not run the model, or failed last."""
+    and the bytes that the model takes of its memory, whether that is the CPU's, too, how many runs
+    it failed in, and why it does not run the model, or failed last."""
 
     processor: str
     gpu: str
     gpu_bytes: int
+    unified_memory: bool
     failures: int
     why: str
 
@@ -309,6 +310,7 @@ class RanOn:
             processor=answer.text("on"),
             gpu=answer.take("gpu", str, ""),
             gpu_bytes=answer.size("gpu_bytes") if answer.has("gpu_bytes") else 0,
+            unified_memory=answer.take("unified_memory", bool, False),
             failures=answer.size("gpu_failures"),
             why=answer.take("why", str, ""),
         )
@@ -316,7 +318,8 @@ class RanOn:
     def __str__(self) -> str:
         name = f"the GPU, {self.gpu}" if self.gpu else f"the {self.processor.upper()}"
         if self.gpu_bytes:
-            name += f", {megabytes(self.gpu_bytes)} of its memory"
+            whose = "unified" if self.unified_memory else "its"
+            name += f", {megabytes(self.gpu_bytes)} of {whose} memory"
         failed = f"; {self.failures} runs failed on the GPU" if self.failures else ""
         return f"{name}{failed}" + (f": {self.why}" if self.why else "")
 

@@ -85,6 +85,10 @@ def two_plans(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+# Its CPU and its GPU have the same memory.
+JETSON = {"STAND_IN_INTEGRATED": "1"}
+
+
 def _run(
     bundle: Path, driver: Path, *more: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
@@ -107,7 +111,10 @@ def _report(bundle: Path, driver: Path, **environment: str) -> dict[str, Any]:
     return report
 
 
-def test_kernels_compute_what_onnxruntime_does(bundle: Path, driver: Path) -> None:
+@pytest.mark.parametrize("environment", [{}, JETSON], ids=["copied", "unified"])
+def test_kernels_compute_what_onnxruntime_does(
+    environment: dict[str, str], bundle: Path, driver: Path
+) -> None:
     plan = json.loads((bundle / "model/graph.json").read_text())
     on_gpu = {launch["call"] for launch in plan["gpu"]["launches"]}
     assert 0 < len(on_gpu) < len(plan["calls"])
@@ -115,13 +122,36 @@ def test_kernels_compute_what_onnxruntime_does(bundle: Path, driver: Path) -> No
     words = [f"--output={path}" for path in outputs]
     bits = []
     for _ in range(2):
-        done = _run(bundle, driver, *words)
+        done = _run(bundle, driver, *words, **environment)
         assert done.returncode == 0, done.stderr
         bits.append([path.read_bytes() for path in outputs])
     assert bits[0] == bits[1]
     due = [np.load(bundle / f"due{index}.npy") for index in range(2)]
     np.testing.assert_allclose(np.load(outputs[0]), due[0], rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(np.load(outputs[1]), due[1])
+
+
+def test_what_is_between_kernels_is_shown_wherever_it_is(
+    bundle: Path, driver: Path, tmp_path: Path
+) -> None:
+    """In memory that both have, in the GPU's own, and what was copied from there."""
+    plan = json.loads((bundle / "model/graph.json").read_text())
+    results = [call["args"][-1] for call in plan["calls"]]
+    assert {index in plan["gpu"]["unified"]["tensors"] for index in results} == {True, False}
+    shown = []
+    for name, environment in (("copied", {}), ("unified", JETSON)):
+        files = [tmp_path / f"{name}{call}.npy" for call in range(len(results))]
+        words = [
+            f"--dump={call}:{index}:{file}"
+            for call, (index, file) in enumerate(zip(results, files, strict=True))
+        ]
+        done = _run(bundle, driver, *words, **environment)
+        assert done.returncode == 0, done.stderr
+        shown.append([np.load(file) for file in files])
+    for one, other in zip(*shown, strict=True):
+        np.testing.assert_array_equal(one, other)
+    due = np.load(bundle / "due0.npy")
+    assert any(array.shape == due.shape and np.allclose(array, due) for array in shown[1])
 
 
 def test_halves_are_the_same_halves(driver: Path, tmp_path: Path) -> None:
@@ -333,6 +363,9 @@ def test_a_driver_from_before_cuda_11_is_too_old(bundle: Path, tmp_path: Path) -
         ({"STAND_IN_VERSION": "13000"}, "gpu", 0, ""),
         ({"STAND_IN_DEVICES": "0"}, "cpu", 0, "knows no GPU"),
         ({"STAND_IN_MEMORY": "1000"}, "cpu", 0, "are free"),
+        (JETSON, "gpu", 0, ""),
+        ({**JETSON, "STAND_IN_BUSY": "2"}, "gpu", 2, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"),
+        ({**JETSON, "STAND_IN_BROKEN": "0"}, "cpu", 3, "CUDA_ERROR_LAUNCH_FAILED"),
     ],
 )
 def test_the_cpu_does_what_the_gpu_fails_in(
@@ -343,9 +376,24 @@ def test_the_cpu_does_what_the_gpu_fails_in(
     assert report["processor"]["on"] == on
     assert report["processor"]["gpu_failures"] == failures
     assert why in report["processor"].get("why", "")
-    plan = json.loads((two_plans / "model/graph.json").read_text())
-    taken = plan["params_bytes"] + plan["arena_bytes"] if on == "gpu" else 0
-    assert report["processor"].get("gpu_bytes", 0) == taken
+    if on == "gpu":
+        unified = "STAND_IN_INTEGRATED" in environment
+        assert report["processor"]["unified_memory"] == unified
+        taken = _taken(json.loads((two_plans / "model/graph.json").read_text()), unified=unified)
+        assert report["processor"]["gpu_bytes"] == taken
+
+
+def _taken(plan: dict[str, Any], *, unified: bool) -> int:
+    """Bytes of the GPU's memory: what both have, and what it has alone, end where the last tensor
+    does."""
+    ends = {False: plan["arena_bytes"], True: 0}
+    if unified:
+        ends = {False: 0, True: 0}
+        for index, tensor in enumerate(plan["tensors"]):
+            if tensor["storage"] == "arena":
+                both = index in plan["gpu"]["unified"]["tensors"]
+                ends[both] = max(ends[both], tensor["offset"] + tensor["bytes"])
+    return int(plan["params_bytes"] + sum(ends.values()))
 
 
 def test_a_profile_has_all_calls_of_both_processors(bundle: Path, driver: Path) -> None:
@@ -400,9 +448,13 @@ def test_a_gpu_that_hangs_is_left(
     assert re.search(said, json.loads(done.stdout)["error"]["message"])
 
 
-def test_the_cpu_goes_on_when_the_gpu_hangs(two_plans: Path, driver: Path) -> None:
+@pytest.mark.parametrize("environment", [{}, JETSON], ids=["copied", "unified"])
+def test_the_cpu_goes_on_when_the_gpu_hangs(
+    environment: dict[str, str], two_plans: Path, driver: Path
+) -> None:
     """Waited for once: of three runs that fail the first takes as long as it may."""
-    report = _report(two_plans, driver, EDGEPACK_GPU_LIMIT_S="1.5", STAND_IN_HANGS="5")
+    hangs = {"EDGEPACK_GPU_LIMIT_S": "1.5", "STAND_IN_HANGS": "5"}
+    report = _report(two_plans, driver, **hangs, **environment)
     assert report["expected"]["ok"]
     assert report["processor"]["on"] == "cpu"
     assert report["processor"]["gpu_failures"] == 3
@@ -436,6 +488,8 @@ def _serving(bundle: Path, driver: Path, **environment: str) -> Iterator[Served]
     [
         ({"STAND_IN_HANGS": "1"}, 1, "the GPU hangs"),
         ({"STAND_IN_BROKEN": "0"}, 3, "the GPU failed in 3 runs, one after the other"),
+        ({**JETSON, "STAND_IN_HANGS": "1"}, 1, "the GPU hangs"),
+        ({**JETSON, "STAND_IN_BROKEN": "0"}, 3, "the GPU failed in 3 runs, one after the other"),
     ],
 )
 def test_a_server_whose_gpu_is_lost_ends(
@@ -484,13 +538,15 @@ import os, sys
 import edgepack_runtime, numpy
 x, y = (numpy.load(path) for path in sys.argv[2:4])
 with edgepack_runtime.Model(sys.argv[1]) as model, model.session() as session:
-    for _ in range(4):
+    for at in range(4):
         try:
             session.set_input(0, x)
             session.run()
             print(numpy.allclose(session.output(0), y, rtol=1e-4, atol=1e-6))
         except edgepack_runtime.EdgepackError as error:
             print(error.status.name)
+        if at == 1 and "STAND_IN_UNTIL" in os.environ:
+            open(os.environ["STAND_IN_UNTIL"], "w").close()
 print("closed", flush=True)
 os._exit(0)  # what a process does at its end waits for the device
 """
@@ -512,11 +568,17 @@ def sdk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("two", "environment", "said"),
     [
         (False, {"STAND_IN_HANGS": "1"}, ["GPU_LOST"] * 4),
+        # What hung has ended before the third run, and has written where no inputs are any more.
+        (
+            False,
+            {**JETSON, "STAND_IN_HANGS": "1", "STAND_IN_UNTIL": "UNTIL"},
+            ["GPU_LOST"] * 2 + ["True"] * 2,
+        ),
         (False, {"STAND_IN_BROKEN": "0"}, ["GPU_FAILED"] * 2 + ["GPU_LOST"] * 2),
         (False, {}, ["True"] * 4),
         (True, {"STAND_IN_HANGS": "1"}, ["True"] * 4),
     ],
-    ids=["hangs", "breaks", "works", "else the CPU"],
+    ids=["hangs", "hangs for a while", "breaks", "works", "else the CPU"],
 )
 def test_programs_with_the_library_are_told(
     two: bool,
@@ -526,8 +588,10 @@ def test_programs_with_the_library_are_told(
     two_plans: Path,
     driver: Path,
     sdk: Path,
+    tmp_path: Path,
 ) -> None:
     """And their sessions close: nothing waits for the device."""
+    until = {name: str(tmp_path / "until") for name in environment if name == "STAND_IN_UNTIL"}
     made = two_plans if two else bundle
     files = [str(made / f"{name}.npy") for name in ("in", "due0")]
     done = subprocess.run(
@@ -538,6 +602,7 @@ def test_programs_with_the_library_are_told(
             "PYTHONPATH": str(sdk),
             "EDGEPACK_GPU_LIMIT_S": "1.5",
             **environment,
+            **until,
         },
         capture_output=True,
         text=True,

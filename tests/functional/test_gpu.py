@@ -474,6 +474,7 @@ _FAILING_DRIVER = """
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 static void *real(const char *name) {
   static void *driver;
@@ -499,6 +500,51 @@ static int lates, started;
 static void join(void) {
   while (lates) pthread_join(late[--lates].thread, NULL);
 }
+/* What is mapped is elsewhere for the CPU: it comes there when it is waited for, goes back when it
+   is mapped no more, and is NaN then. */
+static struct View {
+  void *queue, *buffer;
+  size_t offset, bytes;
+  char *memory;
+  int is_there;
+} views[256];
+static int viewed;
+static void *mapped_buffer, *mapped_memory;
+static void bring(void) {
+  for (int i = 0; i < viewed; ++i) {
+    struct View *it = &views[i];
+    if (!it->is_there)
+      ((Copy)real("clEnqueueReadBuffer"))(it->queue, it->buffer, 1, it->offset, it->bytes,
+                                          it->memory, 0, NULL, NULL);
+    it->is_there = 1;
+  }
+}
+void *clEnqueueMapBuffer(void *queue, void *buffer, unsigned blocking, unsigned long flags,
+                         size_t offset, size_t bytes, unsigned waits, const void *list,
+                         void *event, int *code) {
+  if (blocking) /* the whole, for a new session */
+    mapped_buffer = buffer, mapped_memory = malloc(bytes), viewed = 0;
+  *code = mapped_buffer == buffer && viewed < 256 ? 0 : -38; /* CL_INVALID_MEM_OBJECT */
+  for (int i = 0; i < viewed; ++i) /* twice is undefined */
+    if (views[i].offset < offset + bytes && offset < views[i].offset + views[i].bytes) abort();
+  if (*code) return NULL;
+  views[viewed++] = (struct View){queue, buffer, offset, bytes, (char *)mapped_memory + offset, 0};
+  if (blocking) bring();
+  return (char *)mapped_memory + offset;
+}
+int clEnqueueUnmapMemObject(void *queue, void *buffer, void *memory, unsigned waits,
+                            const void *list, void *event) {
+  for (int i = 0; i < viewed; ++i) {
+    if (views[i].memory != memory) continue;
+    bring();
+    ((Copy)real("clEnqueueWriteBuffer"))(queue, buffer, 1, views[i].offset, views[i].bytes, memory,
+                                         0, NULL, NULL);
+    memset(memory, 0xFF, views[i].bytes);
+    views[i] = views[--viewed];
+    return 0;
+  }
+  return -30; /* CL_INVALID_VALUE */
+}
 static void *copy(void *given) {
   struct Late *it = given;
   usleep(100000);
@@ -522,6 +568,7 @@ typedef int (*Start)(void *, void *, unsigned, const void *, const void *, const
 int clEnqueueNDRangeKernel(void *queue, void *kernel, unsigned axes, const void *offset,
                            const void *size, const void *group, unsigned waits, const void *list,
                            void *event) {
+  if (viewed) abort(); /* what a kernel may write to is mapped */
   if (started++ < atoi(getenv("FAILING"))) return -5; /* CL_OUT_OF_RESOURCES */
   join();
   return ((Start)real("clEnqueueNDRangeKernel"))(queue, kernel, axes, offset, size, group, waits,
@@ -540,6 +587,7 @@ static int hangs(void) {
 int clGetEventInfo(void *event, unsigned what, size_t size, void *value, size_t *written) {
   if (hangs()) return *(int *)value = 2, 0; /* CL_SUBMITTED */
   join();
+  bring();
   return ((int (*)(void *, unsigned, size_t, void *, size_t *))real("clGetEventInfo"))(
       event, what, size, value, written);
 }
@@ -570,7 +618,7 @@ def failing_driver(
     folder = tmp_path_factory.mktemp("failing")
     names = set(re.findall(r'"(cl[A-Z]\w+)"', _OPENCL_SOURCE.read_text()))
     own = set(re.findall(r"^(?:int|void \*)\s*(cl\w+)\(", _FAILING_DRIVER, re.MULTILINE))
-    assert len(own) == 6
+    assert len(own) == 8
     assert own <= names
     lines = [f"PASSED_ON({name})" for name in sorted(names - own)]
     (folder / "driver.c").write_text(_FAILING_DRIVER.replace("@PASSED_ON@", "\n".join(lines)))
@@ -580,10 +628,16 @@ def failing_driver(
     return folder
 
 
-@pytest.fixture(scope="module")
-def two_plans(model: Path, opencl: Gpu, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=[True, False], ids=["unified", "copied"])
+def two_plans(
+    model: Path,
+    opencl: Gpu,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
+) -> Path:
     """A bundle with a plan for the GPU, and one for the CPU; its input and outputs beside it."""
-    bundle = _bundle(model, opencl, tmp_path_factory.mktemp("two"))
+    gpu = replace(opencl, unified_memory=request.param)
+    bundle = _bundle(model, gpu, tmp_path_factory.mktemp("two"))
     board = get_board("local")
     compile_model(ModelSpec(path=model), board, select(board).toolchain, bundle / "model" / "cpu")
     x = np.random.default_rng(0).normal(size=(1, 3, 33, 29)).astype("float32")

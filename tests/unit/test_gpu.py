@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +20,15 @@ from edgepack.compiler.gpu.dialect import whole_text, with_offsets
 from edgepack.compiler.gpu.epilogue import number, statements
 from edgepack.compiler.gpu.kernel import DeviceKernel, Launch
 from edgepack.compiler.gpu.matrices import MatrixProduct
-from edgepack.compiler.gpu.transfers import Copy, find_copies
+from edgepack.compiler.gpu.transfers import Copy, find_copies, find_unified
 from edgepack.deploy.answers import Answer
 from edgepack.deploy.app_answers import AppAnswer
 from edgepack.device.facts import parse_gpu
 from edgepack.gate import gate
 from edgepack.gpus import oldest_driver
 from edgepack.kernels.tiles.expression import Operation, Scalar, Step
+
+Array = np.ndarray
 
 
 def _plan(calls: list[Call], count: int, **more: Any) -> Plan:
@@ -132,6 +136,109 @@ def test_a_state_returns_to_the_cpu() -> None:
     plan = _plan([_call("gpu_a", [0], [1]), _call("gpu_b", [1], [0])], 2)
     plan = Plan(**{**vars(plan), "outputs": (0,), "states": (StatePlace(input=0, output=0),)})
     assert _copies(plan) == [(0, "gpu", 0, 64), (2, "cpu", 0, 64)]
+
+
+def _on_gpu(kernel: str) -> bool:
+    return kernel.startswith("gpu")
+
+
+def test_what_both_processors_use_is_in_unified_memory() -> None:
+    plan = _plan(
+        [
+            _call("gpu_a", [0], [1]),
+            _call("gpu_b", [1], [2]),
+            _call("cpu_c", [2], [3]),
+            _call("gpu_d", [3], [4]),
+            _call("gpu_e", [4], [5]),
+        ],
+        6,
+    )
+    found = find_unified(plan, _on_gpu)
+    assert found.tensors == (0, 2, 3, 5)
+    assert [(use.before, use.to, use.offset, use.nbytes) for use in found.uses] == [
+        (2, "cpu", 128, 128),
+        (5, "cpu", 0, 64),
+        (5, "cpu", 320, 64),
+    ]
+
+
+def test_what_is_written_in_place_is_where_what_was_read_is() -> None:
+    """A kernel may leave a part of it as it was."""
+    plan = _plan([_call("gpu_a", [0], [1]), _call("gpu_b", [1, 0], [2])], 3)
+    tensors = (*plan.tensors[:2], replace(plan.tensors[2], offset=96, nbytes=32))
+    found = find_unified(replace(plan, tensors=tensors), _on_gpu)
+    assert found.tensors == (0, 1, 2)
+
+
+def test_what_the_cpu_does_first_is_its_own_between_runs() -> None:
+    plan = _plan([_call("cpu_a", [0], [1]), _call("gpu_b", [1], [2])], 3)
+    found = find_unified(plan, _on_gpu)
+    assert found.tensors == (0, 1, 2)
+    assert [(use.before, use.offset, use.nbytes) for use in found.uses] == [(2, 0, 192)]
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_unified_memory_has_what_one_arena_would(seed: int) -> None:
+    """Calls on tensors that lie over each other anywhere, some of which write a part of what they
+    read in place, with the GPU's own memory apart: who reads something finds it."""
+    random = np.random.default_rng(seed)
+    count, size = 12, 24
+    places = [slice(at, at + random.integers(2, 9)) for at in random.integers(0, 16, count)]
+    tensors = tuple(
+        PlacedTensor(
+            name=f"t{index}",
+            dtype="uint8",
+            shape=(place.stop - place.start,),
+            storage="arena",
+            offset=int(place.start),
+            nbytes=int(place.stop - place.start),
+        )
+        for index, place in enumerate(places)
+    )
+    written = np.zeros(size, bool)
+    written[places[0]] = True
+    calls = []
+    for _ in range(10):
+        known = [index for index in range(count) if written[places[index]].all()]
+        reads = random.choice(known, min(len(known), int(random.integers(1, 3))), replace=False)
+        writes = [] if random.random() < 0.3 else [int(random.integers(count))]
+        kernel = "cpu" if random.random() < 0.2 else "gpu"
+        calls.append(_call(kernel, [int(index) for index in reads], writes))
+        for index in writes:
+            written[places[index]] = True
+    plan = Plan(
+        model="m",
+        tensors=tensors,
+        inputs=(0,),
+        outputs=(calls[-1].written[0],),
+        calls=tuple(calls),
+        arena_bytes=size,
+        params=b"",
+    )
+    found = find_unified(plan, _on_gpu)
+
+    def run(memory: Callable[[int], Array]) -> list[int]:
+        memory(0)[places[0]] = 1
+        for at, call in enumerate(plan.calls):
+            total = sum(int(memory(index)[places[index]].sum()) for index in call.read)
+            for index in call.written:
+                place = places[index]
+                in_place = any(
+                    places[other].start < place.stop and place.start < places[other].stop
+                    for other in call.read
+                )
+                part = slice(place.start, place.start + 1) if in_place else place
+                memory(index)[part] = (7 * total + at) % 1009
+        output = plan.outputs[0]
+        return [int(value) for value in memory(output)[places[output]]]
+
+    whole, both, alone = (np.full(size, -1) for _ in range(3))
+    due = run(lambda _: whole)
+    for call in plan.calls:
+        assert call.kernel == "gpu" or set(call.args) <= set(found.tensors)
+    assert {*plan.inputs, *plan.outputs} <= set(found.tensors)
+    if all(value >= 0 for value in due):
+        assert run(lambda index: both if index in found.tensors else alone) == due
 
 
 def test_opencl_takes_a_buffer_and_a_place() -> None:
@@ -294,6 +401,16 @@ def test_the_gate_wants_a_driver_unless_the_cpu_can_run_it(
         (
             {"on": "gpu", "gpu": "Mali-G610", "gpu_bytes": 12_300_000, "gpu_failures": 0},
             "the GPU, Mali-G610, 12.3 MB of its memory",
+        ),
+        (
+            {
+                "on": "gpu",
+                "gpu": "Mali-G610",
+                "gpu_bytes": 12_300_000,
+                "unified_memory": True,
+                "gpu_failures": 0,
+            },
+            "the GPU, Mali-G610, 12.3 MB of unified memory",
         ),
         (
             {"on": "cpu", "gpu_failures": 3, "why": "it is gone"},

@@ -65,6 +65,7 @@ void WriteProcessor(const Processor& processor, JsonWriter* json) {
   json->Key("processor").BeginObject().Key("on").String(processor.on_gpu ? "gpu" : "cpu");
   if (!processor.gpu.empty()) json->Key("gpu").String(processor.gpu);
   if (processor.gpu_bytes > 0) WriteCount("gpu_bytes", processor.gpu_bytes, json);
+  if (processor.on_gpu) json->Key("unified_memory").Bool(processor.unified);
   WriteCount("gpu_failures", processor.failures, json);
   if (!processor.why.empty()) json->Key("why").String(processor.why);
   json->EndObject();
@@ -73,7 +74,10 @@ void WriteProcessor(const Processor& processor, JsonWriter* json) {
 void PrintProcessor(const Processor& processor, std::ostream& out) {
   out << "on the " << (processor.on_gpu ? "GPU" : "CPU");
   if (!processor.gpu.empty()) out << ", " << processor.gpu;
-  if (processor.gpu_bytes > 0) out << ", " << Mega(processor.gpu_bytes) << " MB of its memory";
+  if (processor.gpu_bytes > 0) {
+    const char* const whose = processor.unified ? "unified" : "its";
+    out << ", " << Mega(processor.gpu_bytes) << " MB of " << whose << " memory";
+  }
   if (processor.failures > 0) out << "; " << processor.failures << " runs failed on the GPU";
   if (!processor.why.empty()) out << ": " << processor.why;
   out << "\n";

@@ -88,6 +88,12 @@ void GpuSession::ToCpu(std::size_t offset, std::size_t bytes, char* to) {
   StartToCpu(offset, bytes, to);
 }
 
+void GpuSession::Use(std::size_t offset, std::size_t bytes) {
+  if (bytes == 0) return;
+  const DriverCalls::Call call(calls_);
+  StartUse(offset, bytes);
+}
+
 void GpuSession::Launch(std::size_t first, std::size_t end) {
   if (end_ == 0) first_ = first;
   end_ = end;
@@ -154,6 +160,16 @@ std::string GpuSession::Doing() const {
   if (end_ - first_ == 1) return "kernel " + said(first_);
   return "one of " + std::to_string(end_ - first_) + " kernels, from " + said(first_) + " to " +
          said(end_ - 1);
+}
+
+std::size_t ArenaBytes(const Graph& graph, bool in_unified) {
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < graph.tensors.size(); ++i) {
+    const GraphTensor& tensor = graph.tensors[i];
+    if (tensor.storage != Storage::kArena || graph.gpu.in_unified[i] != in_unified) continue;
+    bytes = std::max(bytes, tensor.offset + tensor.info.bytes);
+  }
+  return bytes;
 }
 
 bool GpuHealth::works() const {

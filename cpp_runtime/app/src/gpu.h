@@ -19,6 +19,8 @@ namespace edgepack {
 bool GpuHangs();
 
 /// What one session has on a GPU: an arena, and its launches. For one thread at a time.
+///
+/// Its memory is the GPU's own; or what both processors use is in unified memory instead.
 class GpuSession {
  public:
   virtual ~GpuSession() = default;
@@ -30,10 +32,15 @@ class GpuSession {
   /// To be called by the thread that makes the following calls. Throws GpuLostError for a GPU that
   /// still hangs. With `times` launches are timed until the next call of this.
   void Enter(bool times = false);
-  /// Copies bytes of the host's arena into the GPU's, or from there to `to`. All of this is done in
-  /// order, and maybe later: see Wait.
+  /// The arena in unified memory, of zeros at first, or null. The CPU may use it up to the first
+  /// Launch, and then what Use says.
+  [[nodiscard]] virtual char* unified() const { return nullptr; }
+  /// Copies bytes of the host's arena into the GPU's, or from there to `to`; or lets the CPU use
+  /// bytes of unified memory up to the next Launch. All of this is done in order, and maybe later:
+  /// see Wait.
   void ToGpu(std::size_t offset, std::size_t bytes);
   void ToCpu(std::size_t offset, std::size_t bytes, char* to);
+  void Use(std::size_t offset, std::size_t bytes);
   /// Starts launches `first` to `end` (excluded) of the plan.
   void Launch(std::size_t first, std::size_t end);
   /// Returns when everything is done. Throws GpuError if something of it failed, and GpuLostError
@@ -57,6 +64,7 @@ class GpuSession {
   [[nodiscard]] virtual double Taken() = 0;
   virtual void StartToGpu(std::size_t offset, std::size_t bytes) = 0;
   virtual void StartToCpu(std::size_t offset, std::size_t bytes, char* to) = 0;
+  virtual void StartUse(std::size_t offset, std::size_t bytes) = 0;
   virtual void StartLaunches(std::size_t first, std::size_t end) = 0;
   virtual void GiveAll() = 0;
   /// Whether everything is done. Throws GpuError if something failed.
@@ -113,11 +121,18 @@ class Gpu {
 
   /// The GPU's name, as its driver says it.
   [[nodiscard]] virtual std::string name() const = 0;
+  /// Whether sessions have unified memory: the plan is made for it, and the driver says that the
+  /// processors share theirs.
+  [[nodiscard]] virtual bool has_unified_memory() const = 0;
   /// `arena` is the host's; the GPU's results come to it, or to `landing` if that is larger than
-  /// nothing. Both outlive the session. Throws GpuError if there is no memory.
+  /// nothing. Both outlive the session; neither is used with unified memory. Throws GpuError if
+  /// there is no memory.
   [[nodiscard]] virtual std::unique_ptr<GpuSession> NewSession(char* arena,
                                                                const MemoryMap& landing) const = 0;
 };
+
+/// Bytes of the arena up to the last tensor that is in unified memory, or that is not.
+std::size_t ArenaBytes(const Graph& graph, bool in_unified);
 
 /// What a GPU is given of a model. All outlive it.
 struct GpuModel {

@@ -265,7 +265,7 @@ GpuLaunch ReadLaunch(JsonObject object, const Graph& graph) {
   return launch;
 }
 
-GpuCopy ReadCopy(JsonObject object, const Graph& graph) {
+GpuCopy ReadCopy(JsonObject object, const Graph& graph, const std::vector<GpuCopy>& earlier) {
   GpuCopy copy;
   copy.before = ReadSize("before", &object);
   const std::string to = object.String("to");
@@ -274,7 +274,6 @@ GpuCopy ReadCopy(JsonObject object, const Graph& graph) {
   object.Finish();
   if (to != "gpu" && to != "cpu") object.Fail("to", "'" + to + "' is neither gpu nor cpu");
   copy.to_gpu = to == "gpu";
-  const std::vector<GpuCopy>& earlier = graph.gpu.copies;
   if (copy.before > graph.calls.size() ||
       (!earlier.empty() && copy.before < earlier.back().before)) {
     object.Fail("before", std::to_string(copy.before) + " is no call, or out of order");
@@ -283,6 +282,40 @@ GpuCopy ReadCopy(JsonObject object, const Graph& graph) {
     object.Fail("offset", "is outside the arena of " + std::to_string(graph.arena_bytes));
   }
   return copy;
+}
+
+void ReadUnified(JsonObject object, Graph* graph) {
+  GpuPlan& plan = graph->gpu;
+  plan.in_unified.resize(graph->tensors.size());
+  for (const std::size_t index : ReadIndices("tensors", graph->tensors.size(), &object)) {
+    plan.in_unified[index] = true;
+  }
+  for (JsonObject& use : object.Objects("uses")) {
+    plan.uses.push_back(ReadCopy(std::move(use), *graph, plan.uses));
+    if (plan.uses.back().to_gpu) object.Fail("uses", "are the CPU's alone");
+  }
+  object.Finish();
+  // What the CPU has is in its memory.
+  const auto is_there = [&](std::size_t index) {
+    return graph->tensors[index].storage != Storage::kArena || plan.in_unified[index];
+  };
+  for (const std::vector<std::size_t>* const ends : {&graph->inputs, &graph->outputs}) {
+    if (!std::all_of(ends->begin(), ends->end(), is_there)) {
+      object.Fail("tensors", "have not all inputs and outputs");
+    }
+  }
+  for (const GraphCount& count : graph->counts) {
+    if (!is_there(count.tensor)) object.Fail("tensors", "have not all counts");
+  }
+  std::size_t launch = 0;
+  for (std::size_t i = 0; i < graph->calls.size(); ++i) {
+    const std::size_t before = launch;
+    while (launch < plan.launches.size() && plan.launches[launch].call == i) ++launch;
+    const std::vector<std::size_t>& args = graph->calls[i].args;
+    if (launch == before && !std::all_of(args.begin(), args.end(), is_there)) {
+      object.Fail("tensors", "have not all that calls of the CPU have");
+    }
+  }
 }
 
 void ReadGpu(JsonObject object, Graph* graph) {
@@ -297,8 +330,9 @@ void ReadGpu(JsonObject object, Graph* graph) {
     graph->gpu.launches.push_back(ReadLaunch(std::move(launch), *graph));
   }
   for (JsonObject& copy : object.Objects("copies")) {
-    graph->gpu.copies.push_back(ReadCopy(std::move(copy), *graph));
+    graph->gpu.copies.push_back(ReadCopy(std::move(copy), *graph, graph->gpu.copies));
   }
+  if (object.Has("unified")) ReadUnified(object.Object("unified"), graph);
   object.Finish();
 }
 

@@ -71,6 +71,11 @@ struct GpuPlan {
   std::string ptx;                  ///< of CUDA: the oldest that takes kernels.ptx, or empty
   std::vector<GpuLaunch> launches;  ///< by their calls
   std::vector<GpuCopy> copies;      ///< by what they come before
+  /// Where both processors have the same memory, and the plan is made for it: instead of copies the
+  /// bytes that the CPU uses, from a call on up to the next one of the GPU's.
+  std::vector<GpuCopy> uses;
+  /// Of each tensor whether it is then in what both have; empty if the plan is not made for that.
+  std::vector<bool> in_unified;
 };
 
 /// The plan made ahead of time, graph.json.

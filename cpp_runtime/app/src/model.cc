@@ -135,7 +135,11 @@ std::optional<Processor> Model::processor() const {
   try {
     if (found.on_gpu) {
       found.gpu = state_->gpu->name();
-      found.gpu_bytes = params_bytes() + arena_bytes();
+      found.unified = state_->gpu->has_unified_memory();
+      const Graph& graph = state_->graph;
+      found.gpu_bytes =
+          params_bytes() +
+          (found.unified ? ArenaBytes(graph, true) + ArenaBytes(graph, false) : graph.arena_bytes);
     }
   } catch (const GpuError& error) {
     found.why = error.message;

@@ -62,6 +62,7 @@ struct Session::State {
         arena(memory != nullptr ? std::move(memory) : MakeArena(model.arena_bytes())) {
     if (arena->size() < model.arena_bytes()) throw std::logic_error("the arena is too small");
     const Graph& graph = shared().graph;
+    if (shared().gpu != nullptr) OpenGpuSession();
     tensors.reserve(graph.tensors.size());
     for (std::size_t i = 0; i < graph.tensors.size(); ++i) tensors.push_back(TensorAt(i));
     args.resize(graph.calls.size());
@@ -74,18 +75,24 @@ struct Session::State {
         args[i].push_back(arg);
       }
     }
-    if (shared().gpu != nullptr) OpenGpuSession();
-    for (std::size_t i = 0; i < graph.inputs.size(); ++i) {
-      inputs.push_back({&model.inputs()[i], tensors[graph.inputs[i]].data});
-    }
+    for (const TensorInfo& info : model.inputs()) inputs.push_back({&info, nullptr});
     found = model.outputs();
-    for (std::size_t i = 0; i < found.size(); ++i) {
-      outputs.push_back({&found[i], tensors[graph.outputs[i]].data});
-    }
+    for (const TensorInfo& info : found) outputs.push_back({&info, nullptr});
+    PlaceEnds();
     // The arena is zero: memory of states that begin so is not touched before it is used.
     for (const ModelState& state : model.states()) {
       if (state.start) Begin(state);
     }
+  }
+
+  /// Inputs and outputs are where the calls have them, or apart from those.
+  void PlaceEnds() {
+    const Graph& graph = shared().graph;
+    const auto place = [&](std::size_t index) -> void* {
+      return ends_apart ? arena->data() + graph.tensors[index].offset : tensors[index].data;
+    };
+    for (std::size_t i = 0; i < inputs.size(); ++i) inputs[i].data = place(graph.inputs[i]);
+    for (std::size_t i = 0; i < outputs.size(); ++i) outputs[i].data = place(graph.outputs[i]);
   }
 
   ~State() {
@@ -114,22 +121,26 @@ struct Session::State {
 
   [[nodiscard]] const Model::State& shared() const { return *model.state_; }
 
-  [[nodiscard]] const MemoryMap& MemoryOf(Storage storage) const {
-    switch (storage) {
+  [[nodiscard]] char* MemoryOf(std::size_t index) const {
+    switch (shared().graph.tensors[index].storage) {
       case Storage::kArena:
-        return *arena;
+        return IsUnified(index) ? gpu->unified() : arena->data();
       case Storage::kParams:
-        return shared().params;
+        return shared().params.data();
       case Storage::kShared:
         break;
     }
-    return shared().shared;
+    return shared().shared.data();
+  }
+
+  [[nodiscard]] bool IsUnified(std::size_t index) const {
+    return unified && shared().graph.gpu.in_unified[index];
   }
 
   [[nodiscard]] DLTensor TensorAt(std::size_t index) const {
     const GraphTensor& tensor = shared().graph.tensors[index];
     DLTensor view = {};
-    view.data = MemoryOf(tensor.storage).data() + tensor.offset;
+    view.data = MemoryOf(index) + tensor.offset;
     view.device = {kDLCPU, 0};
     view.ndim = static_cast<std::int32_t>(tensor.info.shape.size());
     view.dtype = ToDLDataType(tensor.info.dtype);
@@ -142,7 +153,8 @@ struct Session::State {
   }
 
   void OpenGpuSession() {
-    FindLandings();
+    const bool has_unified = shared().gpu->has_unified_memory();
+    if (!has_unified) FindLandings();
     try {
       gpu = shared().gpu->NewSession(arena->data(), landing);
     } catch (const GpuError& error) {
@@ -150,8 +162,16 @@ struct Session::State {
       shared().health->Failed(error.message);
       return;
     }
+    unified = has_unified;
+    // The CPU goes on with inputs that no GPU writes to, even if one hangs.
+    ends_apart = unified && shared().on_cpu;
     FindStretches();
-    if (shared().on_cpu) keeps_inputs = LeavesInputs();
+    if (shared().on_cpu) keeps_inputs = unified || LeavesInputs();
+  }
+
+  /// What is copied between the memories of both processors, or used by the CPU in unified memory.
+  [[nodiscard]] const std::vector<GpuCopy>& copies() const {
+    return unified ? shared().graph.gpu.uses : shared().graph.gpu.copies;
   }
 
   /// Whether a run writes nothing of the host's arena where its inputs are.
@@ -194,19 +214,19 @@ struct Session::State {
 
   void FindStretches() {
     const GpuPlan& plan = shared().graph.gpu;
-    stretches.resize(args.size() + 1);
+    stretches.resize(shared().graph.calls.size() + 1);
     std::size_t copy = 0;
     std::size_t launch = 0;
     for (std::size_t i = 0; i < stretches.size(); ++i) {
       Stretch& here = stretches[i];
       here.first_copy = copy;
-      while (copy < plan.copies.size() && plan.copies[copy].before == i) ++copy;
+      while (copy < copies().size() && copies()[copy].before == i) ++copy;
       here.end_copy = copy;
       here.first = launch;
       while (launch < plan.launches.size() && plan.launches[launch].call == i) ++launch;
       here.end = launch;
     }
-    for (std::size_t i = args.size(); i-- > 0;) {
+    for (std::size_t i = stretches.size() - 1; i-- > 0;) {
       Stretch& here = stretches[i];
       const Stretch& next = stretches[i + 1];
       const bool goes_on = next.first_copy == next.end_copy && next.first < next.end;
@@ -228,13 +248,15 @@ struct Session::State {
   }
 
   void Copy(const Stretch& here) const {
-    const std::vector<GpuCopy>& copies = shared().graph.gpu.copies;
     const bool lands = !landings.empty();
     bool waits = false;
     for (std::size_t i = here.first_copy; i < here.end_copy; ++i) {
-      const GpuCopy& copy = copies[i];
+      const GpuCopy& copy = copies()[i];
       if (copy.to_gpu) {
         gpu->ToGpu(copy.offset, copy.bytes);
+      } else if (unified) {
+        gpu->Use(copy.offset, copy.bytes);
+        waits = true;
       } else {
         gpu->ToCpu(copy.offset, copy.bytes,
                    lands ? landing.data() + landings[i] : arena->data() + copy.offset);
@@ -245,7 +267,7 @@ struct Session::State {
     gpu->Wait();
     if (!lands) return;
     for (std::size_t i = here.first_copy; i < here.end_copy; ++i) {
-      const GpuCopy& copy = copies[i];
+      const GpuCopy& copy = copies()[i];
       if (copy.to_gpu || copy.bytes == 0) continue;
       std::memcpy(arena->data() + copy.offset, landing.data() + landings[i], copy.bytes);
     }
@@ -263,6 +285,10 @@ struct Session::State {
       for (const std::size_t index : shared().graph.calls[at].args) {
         const GraphTensor& tensor = shared().graph.tensors[index];
         if (tensor.storage != Storage::kArena) continue;
+        if (IsUnified(index)) {
+          gpu->Use(tensor.offset, tensor.info.bytes);
+          continue;
+        }
         gpu->ToCpu(tensor.offset, tensor.info.bytes, arena->data() + tensor.offset);
       }
     }
@@ -400,11 +426,61 @@ struct Session::State {
   template <typename After>
   void All(Look at_calls, const After& after) {
     look = at_calls;
+    if (!unified) return Once(after);
+    try {
+      Once(after);
+    } catch (const GpuLostError&) {
+      usable = false;
+      TakeEndsApart();
+      throw;
+    } catch (...) {
+      usable = false;
+      Use();
+      throw;
+    }
+  }
+
+  /// Lets the CPU use its part of unified memory after a run that failed.
+  void Use() {
+    try {
+      Copy(stretches.back());
+      usable = true;
+    } catch (const GpuError&) {
+      TakeEndsApart();
+    }
+  }
+
+  /// From now on inputs and outputs are in memory that the GPU does not have.
+  void TakeEndsApart() {
+    if (ends_apart) return;
+    ends_apart = true;
+    PlaceEnds();
+    for (const ModelState& state : model.states()) Begin(state);
+  }
+
+  template <typename After>
+  void Once(const After& after) {
     if (gpu != nullptr) gpu->Enter(look == Look::kTimes);
+    if (ends_apart) {
+      if (!usable) Copy(stretches.back());
+      usable = true;
+      for (std::size_t i = 0; i < inputs.size(); ++i) {
+        const std::size_t bytes = inputs[i].info->bytes;
+        void* const due = tensors[shared().graph.inputs[i]].data;
+        if (bytes > 0) std::memcpy(due, inputs[i].data, bytes);
+      }
+    }
     Do(0, args.size(), 0, false, after);
     if (gpu != nullptr) {
       Copy(stretches.back());
       gpu->Wait();
+    }
+    if (ends_apart) {
+      for (std::size_t i = 0; i < outputs.size(); ++i) {
+        const std::size_t index = shared().graph.outputs[i];
+        const std::size_t bytes = shared().graph.tensors[index].info.bytes;
+        if (bytes > 0) std::memcpy(outputs[i].data, tensors[index].data, bytes);
+      }
     }
     CutOutputs();
   }
@@ -444,6 +520,12 @@ struct Session::State {
   std::shared_ptr<const MemoryMap> arena;
   /// Null if the plan has nothing for one.
   std::unique_ptr<GpuSession> gpu;
+  /// Whether the calls' arena is memory that both processors have, and whether the CPU may use its
+  /// part of that between runs.
+  bool unified = false;
+  bool usable = true;
+  /// Whether inputs and outputs are in `arena` all the same, and are copied by the CPU.
+  bool ends_apart = false;
   /// Of each copy of the plan, if it is one to the CPU, its place in `landing`; none if it arrives
   /// in the arena.
   std::vector<std::size_t> landings;

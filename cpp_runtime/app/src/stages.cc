@@ -137,6 +137,7 @@ Stages::Stage::Stage(BundleFolder folder, StageSpec looks_at, Model shared)
       image->shape.front() != 1) {
     throw BundleError(bundle.path.string() + ": the stage's model does not take one image");
   }
+  input = given.front();
 }
 
 std::unique_ptr<Stages> Stages::Load(const BundleFolder& bundle, std::optional<int> top) {
@@ -164,8 +165,6 @@ Session Stages::Begin(Model first, ThreadPool* pool) {
   arena_ = MakeArena(std::max(theirs, first.arena_bytes()));
   for (const auto& stage : stages_) {
     stage->session.emplace(stage->model, pool, arena_);
-    const std::vector<TensorView>& inputs = stage->session->inputs();
-    stage->input = inputs[InputsBesides(stage->model.states(), inputs.size()).front()];
   }
   // What a state holds stays until the next inference; those of stages are brought to each box.
   const bool shares = first.states().empty();
@@ -259,10 +258,10 @@ void Stages::LookAt(const cv::Mat& photo, const std::optional<std::filesystem::p
   answer->error.clear();
   try {
     const Crop crop = CutOut(photo, stage->spec, answer->box, all, &straightened_);
-    ToInput(Decoded(crop.pixels), stage->preprocessor, stage->input, &stage->buffers);
+    const TensorView& input = stage->session->inputs()[stage->input];
+    ToInput(Decoded(crop.pixels), stage->preprocessor, input, &stage->buffers);
     if (crops) {
       const std::string name = stage->spec.name + "." + std::to_string(answer->box) + ".npy";
-      const TensorView& input = stage->input;
       WriteNpy(*crops / name, input.info->dtype, input.info->shape, input.data);
     }
     const std::int64_t track = (*all.boxes)[answer->box].track;

@@ -49,7 +49,7 @@ class Stages {
     std::optional<Postprocessor> postprocessor;
     Model model;
     std::optional<Session> session;
-    TensorView input;
+    std::size_t input = 0;  ///< which of the model's is the image
     PreprocessBuffers buffers;
     std::optional<Finder> finder;
     std::vector<TrackStates> kept;  ///< of tracks, at most as many as a tracker follows

@@ -35,6 +35,7 @@ class ToldSession final : public GpuSession {
   [[nodiscard]] double Taken() override { return 2.5; }
   void StartToGpu(std::size_t /*offset*/, std::size_t /*bytes*/) override {}
   void StartToCpu(std::size_t /*offset*/, std::size_t /*bytes*/, char* /*to*/) override {}
+  void StartUse(std::size_t /*offset*/, std::size_t /*bytes*/) override {}
   void StartLaunches(std::size_t first, std::size_t end) override {
     in_launch();
     launched += static_cast<int>(end - first);

@@ -185,6 +185,35 @@ TEST_CASE("what a GPU does") {
                  "copies[0].offset: is outside the arena of 256"));
 }
 
+TEST_CASE("what both processors have") {
+  const auto graph_with = [](const std::string& tensors, const std::string& uses) {
+    return Replace(GraphText(), "\"inputs\"",
+                   R"("gpu": {"api": "cuda", "arch": "sm_87", "driver": "12.2", "launches": [)"
+                   R"({"call": 0, "function": "k", "grid": [1, 1, 1], "block": [1, 1, 1], )"
+                   R"("args": [0, 2]}], "copies": [], "unified": {"tensors": [)" +
+                       tensors + R"(], "uses": [)" + uses + R"(]}}, "inputs")");
+  };
+  const std::string use = R"({"before": 1, "to": "cpu", "offset": 0, "bytes": 24})";
+  const TempFolder folder;
+  WriteFile(folder / "graph.json", graph_with("0, 2, 3", use));
+  const Graph graph = LoadGraph(folder / "graph.json");
+  REQUIRE(graph.gpu.in_unified.size() == graph.tensors.size());
+  for (std::size_t i = 0; i < graph.tensors.size(); ++i) {
+    CHECK(graph.gpu.in_unified[i] == (i == 0 || i == 2 || i == 3));
+  }
+  REQUIRE(graph.gpu.uses.size() == 1);
+  CHECK(graph.gpu.uses[0].before == 1);
+  const auto error = [&](const std::string& tensors, const std::string& uses) {
+    return LoadError(graph_with(tensors, uses));
+  };
+  CHECK(Contains(error("0, 2, 9", use), "gpu.unified.tensors[2]: there is no tensor 9"));
+  CHECK(Contains(error("2, 3", use), "unified.tensors: have not all inputs and outputs"));
+  CHECK(Contains(error("0, 2", use), "unified.tensors: have not all inputs and outputs"));
+  CHECK(Contains(error("0, 3", use), "unified.tensors: have not all that calls of the CPU have"));
+  CHECK(Contains(error("0, 2, 3", Replace(use, "cpu", "gpu")), "uses: are the CPU's alone"));
+  CHECK(Contains(error("0, 2, 3", Replace(use, "24", "257")), "uses[0].offset: is outside"));
+}
+
 TEST_CASE("states") {
   const TempFolder folder;
   WriteFile(folder / "graph.json", StateGraphText());

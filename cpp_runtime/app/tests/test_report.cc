@@ -52,14 +52,18 @@ TEST_CASE("of a model for a GPU it is said which processor runs it") {
   Report report;
   report.model = "m";
   CHECK(!Contains(Text(report), "on the"));
-  report.processor = Processor{true, "Mali-G610", 0, ""};
+  report.processor = Processor{true, "Mali-G610", 0, "", 0, false};
   CHECK(Contains(Text(report), "on the GPU, Mali-G610\n"));
   report.processor->gpu_bytes = 12300000;
   CHECK(Contains(Text(report), "on the GPU, Mali-G610, 12.30 MB of its memory\n"));
+  report.processor->unified = true;
+  CHECK(Contains(Text(report), "on the GPU, Mali-G610, 12.30 MB of unified memory\n"));
   std::ostringstream on_gpu;
   PrintJson(report, on_gpu);
-  CHECK(Contains(on_gpu.str(), R"("gpu":"Mali-G610","gpu_bytes":12300000,"gpu_failures":0)"));
-  report.processor = Processor{false, "", 3, "it is gone"};
+  CHECK(
+      Contains(on_gpu.str(),
+               R"("gpu":"Mali-G610","gpu_bytes":12300000,"unified_memory":true,"gpu_failures":0)"));
+  report.processor = Processor{false, "", 3, "it is gone", 0, false};
   CHECK(Contains(Text(report), "on the CPU; 3 runs failed on the GPU: it is gone\n"));
   std::ostringstream json;
   PrintJson(report, json);

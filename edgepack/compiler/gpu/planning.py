@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from edgepack.compiler.gpu import lower as gpu_lower
 from edgepack.compiler.gpu.dialect import CUDA, whole_text
 from edgepack.compiler.gpu.kernel import DeviceKernel
 from edgepack.compiler.gpu.nvrtc import Nvrtc, find_nvrtc
-from edgepack.compiler.gpu.transfers import find_copies
+from edgepack.compiler.gpu.transfers import Copy, find_copies, find_unified
 from edgepack.compiler.place import lower
 from edgepack.frontend import importer, memory, ranges
 from edgepack.frontend.float16 import widen
@@ -127,17 +127,25 @@ def describe(planned: GpuPlan, gpu: Gpu, code: DeviceCode) -> dict[str, Any]:
         if call.kernel in on_gpu
         for launch in on_gpu[call.kernel].launches
     ]
-    copies = [
-        {"before": copy.before, "to": copy.to, "offset": copy.offset, "bytes": copy.nbytes}
-        for copy in find_copies(planned.plan, on_gpu.__contains__)
-    ]
+
+    def listed(copies: Iterable[Copy]) -> list[dict[str, Any]]:
+        return [
+            {"before": copy.before, "to": copy.to, "offset": copy.offset, "bytes": copy.nbytes}
+            for copy in copies
+        ]
+
+    unified = {}
+    if gpu.unified_memory:
+        found = find_unified(planned.plan, on_gpu.__contains__)
+        unified = {"unified": {"tensors": found.tensors, "uses": listed(found.uses)}}
     return {
         "api": gpu.api,
         "arch": gpu.arch,
         "driver": gpu.driver,
         **({"ptx": code.ptx_driver} if code.ptx_driver else {}),
         "launches": launches,
-        "copies": copies,
+        "copies": listed(find_copies(planned.plan, on_gpu.__contains__)),
+        **unified,
     }
 
 

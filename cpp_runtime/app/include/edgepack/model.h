@@ -49,6 +49,7 @@ struct Processor {
   std::size_t failures = 0;   ///< runs that the GPU failed in, and the CPU did instead
   std::string why;            ///< what the GPU said last when it failed, or why it is not there
   std::size_t gpu_bytes = 0;  ///< of its memory: parameters, and the tensors of one session
+  bool unified = false;       ///< whether that is the CPU's, too: then nothing is copied
 };
 
 /// A compiled model: the kernels of model.so, the order of graph.json in which they are called, and

@@ -1,7 +1,9 @@
 #include "platform/cuda/cuda.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -35,6 +37,9 @@ Functions::Functions()
   library.Find("cuModuleGetFunction", &ModuleGetFunction);
   library.Find("cuMemAlloc_v2", &MemAlloc);
   library.Find("cuMemFree_v2", &MemFree);
+  library.Find("cuMemHostAlloc", &MemHostAlloc);
+  library.Find("cuMemHostGetDevicePointer_v2", &MemHostGetDevicePointer);
+  library.Find("cuMemFreeHost", &MemFreeHost);
   library.Find("cuMemHostRegister_v2", &MemHostRegister);
   library.Find("cuMemHostUnregister", &MemHostUnregister);
   library.Find("cuMemcpyHtoD_v2", &MemcpyHtoD);
@@ -108,6 +113,7 @@ class CudaSession final : public GpuSession {
  public:
   CudaSession(std::shared_ptr<const CudaModel> model, char* arena, const MemoryMap& landing);
   ~CudaSession() override;
+  [[nodiscard]] char* unified() const override { return unified_; }
   CudaSession(const CudaSession&) = delete;
   CudaSession& operator=(const CudaSession&) = delete;
   CudaSession(CudaSession&&) = delete;
@@ -119,10 +125,14 @@ class CudaSession final : public GpuSession {
   [[nodiscard]] double Taken() override;
   void StartToGpu(std::size_t offset, std::size_t bytes) override;
   void StartToCpu(std::size_t offset, std::size_t bytes, char* to) override;
+  /// It is mapped for both all the time.
+  void StartUse(std::size_t /*offset*/, std::size_t /*bytes*/) override {}
   void StartLaunches(std::size_t first, std::size_t end) override;
   void GiveAll() override {}  // a stream begins at once
   [[nodiscard]] bool Done() override;
   void Pin(char* data, std::size_t bytes);
+  void AllocateUnified(std::size_t bytes);
+  void Free();
   void Record(CUevent event);
   void Start(std::size_t index);
   [[nodiscard]] CUgraphExec Captured(std::size_t first, std::size_t end);
@@ -131,6 +141,9 @@ class CudaSession final : public GpuSession {
   char* host_;
   std::vector<char*> pinned_;
   CUdeviceptr arena_ = 0;
+  /// Memory of both processors, as each of them finds it; nothing if they have none.
+  char* unified_ = nullptr;
+  CUdeviceptr unified_on_gpu_ = 0;
   CUstream stream_ = nullptr;
   /// What launches are timed by, around them; null unless they are.
   CUevent began_ = nullptr;
@@ -154,6 +167,9 @@ class CudaModel final : public Gpu, public std::enable_shared_from_this<CudaMode
       Check(functions, "cuInit", code);
       Check(functions, "cuDeviceGet", functions.DeviceGet(&device_, 0));
       if (DriverVersion() < VersionNumber(graph->gpu.driver)) ThrowOther();
+      // A GPU with memory of its own reads the host's through the bus: copies are faster.
+      unified_ = !graph->gpu.in_unified.empty() && Attribute(kIntegrated) > 0 &&
+                 Attribute(kCanMapHostMemory) > 0;
       Check(functions, "cuDevicePrimaryCtxRetain", functions.PrimaryCtxRetain(&context, device_));
     }
     try {
@@ -182,6 +198,8 @@ class CudaModel final : public Gpu, public std::enable_shared_from_this<CudaMode
           functions.DeviceGetName(text.data(), static_cast<int>(text.size() - 1), device_));
     return text.data();
   }
+
+  [[nodiscard]] bool has_unified_memory() const override { return unified_; }
 
   [[nodiscard]] std::unique_ptr<GpuSession> NewSession(char* arena,
                                                        const MemoryMap& landing) const override {
@@ -255,13 +273,14 @@ class CudaModel final : public Gpu, public std::enable_shared_from_this<CudaMode
 
   /// 87 of compute capability 8.7; 0: it does not say.
   [[nodiscard]] int Capability() const {
-    int major = 0;
-    int minor = 0;
-    if (functions.DeviceGetAttribute(&major, kComputeCapabilityMajor, device_) != kSuccess ||
-        functions.DeviceGetAttribute(&minor, kComputeCapabilityMinor, device_) != kSuccess) {
-      return 0;
-    }
-    return major * 10 + minor;
+    const int major = Attribute(kComputeCapabilityMajor);
+    return major == 0 ? 0 : major * 10 + Attribute(kComputeCapabilityMinor);
+  }
+
+  /// 0: the driver does not know it.
+  [[nodiscard]] int Attribute(int number) const {
+    int value = 0;
+    return functions.DeviceGetAttribute(&value, number, device_) == kSuccess ? value : 0;
   }
 
   /// By NVIDIA's rule: on the same major compute capability from its own minor one on. Where it is
@@ -320,6 +339,7 @@ class CudaModel final : public Gpu, public std::enable_shared_from_this<CudaMode
   }
 
   CUdevice device_ = 0;
+  bool unified_ = false;
   CUmodule module_ = nullptr;
 };
 
@@ -329,21 +349,48 @@ CudaSession::CudaSession(std::shared_ptr<const CudaModel> model, char* arena,
   const Functions& functions = model_->functions;
   const Graph& graph = *model_->graph;
   EnterDriver();
-  arena_ = model_->Allocate(graph.arena_bytes, "the tensors");
-  Check(functions, "cuStreamCreate", functions.StreamCreate(&stream_, kStreamNonBlocking));
-  Pin(host_, graph.arena_bytes);
-  Pin(landing.data(), landing.size());
+  try {
+    Check(functions, "cuStreamCreate", functions.StreamCreate(&stream_, kStreamNonBlocking));
+    if (model_->has_unified_memory()) {
+      arena_ = model_->Allocate(ArenaBytes(graph, false), "the tensors");
+      AllocateUnified(ArenaBytes(graph, true));
+    } else {
+      arena_ = model_->Allocate(graph.arena_bytes, "the tensors");
+      Pin(host_, graph.arena_bytes);
+      Pin(landing.data(), landing.size());
+    }
+  } catch (...) {
+    Free();
+    throw;
+  }
   for (const GpuLaunch& launch : graph.gpu.launches) {
     std::vector<CUdeviceptr>& addresses = addresses_.emplace_back();
     for (const std::size_t index : launch.args) {
       const GraphTensor& tensor = graph.tensors[index];
-      addresses.push_back((tensor.storage == Storage::kArena ? arena_ : model_->params) +
-                          tensor.offset);
+      CUdeviceptr memory = model_->params;
+      if (tensor.storage == Storage::kArena) {
+        memory = unified_ != nullptr && graph.gpu.in_unified[index] ? unified_on_gpu_ : arena_;
+      }
+      addresses.push_back(memory + tensor.offset);
     }
   }
 }
 
-CudaSession::~CudaSession() {
+void CudaSession::AllocateUnified(std::size_t bytes) {
+  const Functions& functions = model_->functions;
+  void* memory = nullptr;
+  Check(functions, "memory of both processors for the tensors",
+        functions.MemHostAlloc(&memory, std::max<std::size_t>(bytes, 1),
+                               kHostMemoryForAllContexts | kHostMemoryOnDevice));
+  unified_ = static_cast<char*>(memory);
+  Check(functions, "cuMemHostGetDevicePointer",
+        functions.MemHostGetDevicePointer(&unified_on_gpu_, memory, 0));
+  std::memset(memory, 0, bytes);
+}
+
+CudaSession::~CudaSession() { Free(); }
+
+void CudaSession::Free() {
   const Functions& functions = model_->functions;
   if (functions.CtxSetCurrent(model_->context) != kSuccess) return;
   for (const auto& [launches, graph] : graphs_) functions.GraphExecDestroy(graph);
@@ -352,6 +399,7 @@ CudaSession::~CudaSession() {
   }
   if (stream_ != nullptr) functions.StreamDestroy(stream_);
   for (char* const data : pinned_) functions.MemHostUnregister(data);
+  if (unified_ != nullptr) functions.MemFreeHost(unified_);
   if (arena_ != 0) functions.MemFree(arena_);
 }
 

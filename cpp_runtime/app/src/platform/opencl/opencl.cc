@@ -1,6 +1,7 @@
 #include "platform/opencl/opencl.h"
 
 #include <algorithm>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <memory>
@@ -33,6 +34,8 @@ Functions::Functions()
   library.Find("clEnqueueNDRangeKernel", &EnqueueNDRangeKernel);
   library.Find("clEnqueueReadBuffer", &EnqueueReadBuffer);
   library.Find("clEnqueueWriteBuffer", &EnqueueWriteBuffer);
+  library.Find("clEnqueueMapBuffer", &EnqueueMapBuffer);
+  library.Find("clEnqueueUnmapMemObject", &EnqueueUnmapMemObject);
   library.Find("clEnqueueMarkerWithWaitList", &EnqueueMarker);
   library.Find("clFlush", &Flush);
   library.Find("clGetEventInfo", &GetEventInfo);
@@ -142,6 +145,7 @@ class OpenClSession final : public GpuSession {
  public:
   OpenClSession(std::shared_ptr<const OpenClModel> model, char* arena);
   ~OpenClSession() override = default;
+  [[nodiscard]] char* unified() const override { return unified_; }
   OpenClSession(const OpenClSession&) = delete;
   OpenClSession& operator=(const OpenClSession&) = delete;
   OpenClSession(OpenClSession&&) = delete;
@@ -153,14 +157,28 @@ class OpenClSession final : public GpuSession {
   [[nodiscard]] double Taken() override;
   void StartToGpu(std::size_t offset, std::size_t bytes) override;
   void StartToCpu(std::size_t offset, std::size_t bytes, char* to) override;
+  void StartUse(std::size_t offset, std::size_t bytes) override;
   void StartLaunches(std::size_t first, std::size_t end) override;
   void GiveAll() override;
   [[nodiscard]] bool Done() override;
+
+  /// Bytes of unified memory that the CPU may use.
+  struct Mapped {
+    std::size_t begin = 0;
+    std::size_t end = 0;
+  };
+  void MakeUnified(std::size_t bytes);
+  [[nodiscard]] char* Map(std::size_t begin, std::size_t end, bool blocking);
+  void Unmap(std::size_t index);
 
   std::shared_ptr<const OpenClModel> model_;
   char* host_;
   Owned<cl_mem> arena_;
   Owned<cl_command_queue> queue_;
+  /// Memory of both processors, and where the CPU finds it; nothing if they have none.
+  Owned<cl_mem> both_;
+  char* unified_ = nullptr;
+  std::vector<Mapped> mapped_;
   std::vector<Owned<cl_kernel>> kernels_;  // one for each launch, with its arguments
   Owned<cl_event> given_;                  // done when everything before it is
   bool profiles_ = false;
@@ -171,6 +189,8 @@ class OpenClModel final : public Gpu, public std::enable_shared_from_this<OpenCl
  public:
   explicit OpenClModel(const GpuModel& model) : graph(model.graph), device_(Found()) {
     CheckDevice();
+    unified_ = !graph->gpu.in_unified.empty() &&
+               DeviceNumber<cl_uint>(functions, device_, kDeviceHostUnifiedMemory) != 0;
     cl_int code = kSuccess;
     context_ = {functions.CreateContext(nullptr, 1, &device_, nullptr, nullptr, &code),
                 functions.ReleaseContext};
@@ -188,6 +208,8 @@ class OpenClModel final : public Gpu, public std::enable_shared_from_this<OpenCl
   [[nodiscard]] std::string name() const override {
     return DeviceText(functions, device_, kDeviceName);
   }
+
+  [[nodiscard]] bool has_unified_memory() const override { return unified_; }
 
   [[nodiscard]] std::unique_ptr<GpuSession> NewSession(
       char* arena, const MemoryMap& /*landing*/) const override {
@@ -334,6 +356,7 @@ class OpenClModel final : public Gpu, public std::enable_shared_from_this<OpenCl
   }
 
   cl_device_id device_;
+  bool unified_ = false;
   Owned<cl_context> context_;
   Owned<cl_mem> params_;
   Owned<cl_program> program_;
@@ -343,15 +366,21 @@ OpenClSession::OpenClSession(std::shared_ptr<const OpenClModel> model, char* are
     : GpuSession(model->graph, model->limit()),
       model_(std::move(model)),
       host_(arena),
-      arena_(model_->NewBuffer(model_->graph->arena_bytes, kMemReadWrite)),
       queue_(model_->NewQueue()) {
   const Functions& functions = model_->functions;
-  for (const GpuLaunch& launch : model_->graph->gpu.launches) {
+  const Graph& graph = *model_->graph;
+  const bool unified = model_->has_unified_memory();
+  arena_ = model_->NewBuffer(unified ? ArenaBytes(graph, false) : graph.arena_bytes, kMemReadWrite);
+  if (unified) MakeUnified(ArenaBytes(graph, true));
+  for (const GpuLaunch& launch : graph.gpu.launches) {
     Owned<cl_kernel> kernel = model_->NewKernel(launch.function);
     cl_uint number = 0;
     for (const std::size_t index : launch.args) {
-      const GraphTensor& tensor = model_->graph->tensors[index];
-      cl_mem memory = tensor.storage == Storage::kArena ? arena_.get() : model_->params();
+      const GraphTensor& tensor = graph.tensors[index];
+      cl_mem memory = model_->params();
+      if (tensor.storage == Storage::kArena) {
+        memory = unified && graph.gpu.in_unified[index] ? both_.get() : arena_.get();
+      }
       const cl_ulong offset = tensor.offset;
       Check("an argument of " + launch.function,
             functions.SetKernelArg(kernel.get(), number, sizeof(cl_mem), &memory));
@@ -361,6 +390,33 @@ OpenClSession::OpenClSession(std::shared_ptr<const OpenClModel> model, char* are
     }
     kernels_.push_back(std::move(kernel));
   }
+}
+
+/// By Arm's guide to OpenCL on Mali ("Sharing memory between I/O devices and the GPU"): memory that
+/// the driver allocates for both is mapped without a copy, memory of the program's own is not.
+void OpenClSession::MakeUnified(std::size_t bytes) {
+  both_ = model_->NewBuffer(bytes, kMemReadWrite | kMemAllocHostPtr);
+  const std::size_t all = std::max<std::size_t>(bytes, 1);
+  unified_ = Map(0, all, true);
+  mapped_.push_back({0, all});
+  std::memset(unified_, 0, all);
+}
+
+char* OpenClSession::Map(std::size_t begin, std::size_t end, bool blocking) {
+  cl_int code = kSuccess;
+  void* const memory =
+      model_->functions.EnqueueMapBuffer(queue_.get(), both_.get(), blocking ? 1 : 0, kMapReadWrite,
+                                         begin, end - begin, 0, nullptr, nullptr, &code);
+  Check("mapping memory of the GPU's", code);
+  return static_cast<char*>(memory);
+}
+
+void OpenClSession::Unmap(std::size_t index) {
+  const Mapped mapped = mapped_[index];
+  mapped_.erase(mapped_.begin() + static_cast<std::ptrdiff_t>(index));
+  Check("clEnqueueUnmapMemObject",
+        model_->functions.EnqueueUnmapMemObject(queue_.get(), both_.get(), unified_ + mapped.begin,
+                                                0, nullptr, nullptr));
 }
 
 void OpenClSession::StartToGpu(std::size_t offset, std::size_t bytes) {
@@ -375,7 +431,25 @@ void OpenClSession::StartToCpu(std::size_t offset, std::size_t bytes, char* to) 
                                             nullptr, nullptr));
 }
 
+/// No byte is mapped twice: what would be is mapped again as a whole.
+void OpenClSession::StartUse(std::size_t offset, std::size_t bytes) {
+  Mapped use = {offset, offset + bytes};
+  for (std::size_t i = mapped_.size(); i-- > 0;) {
+    const Mapped known = mapped_[i];
+    if (known.begin <= use.begin && use.end <= known.end) return;
+    if (known.end <= use.begin || use.end <= known.begin) continue;
+    use = {std::min(known.begin, use.begin), std::max(known.end, use.end)};
+    Unmap(i);
+  }
+  if (Map(use.begin, use.end, false) != unified_ + use.begin) {
+    throw GpuError("gpu-failed", "the driver maps memory to another place than before",
+                   "set unified_memory = false in the gpu table of the board's profile");
+  }
+  mapped_.push_back(use);
+}
+
 void OpenClSession::StartLaunches(std::size_t first, std::size_t end) {
+  while (!mapped_.empty()) Unmap(mapped_.size() - 1);
   timed_.clear();
   for (std::size_t i = first; i < end; ++i) {
     const GpuLaunch& launch = model_->graph->gpu.launches[i];

@@ -35,10 +35,13 @@ constexpr cl_uint kDeviceGlobalMemSize = 0x101F;
 constexpr cl_uint kDeviceLocalMemSize = 0x1023;
 constexpr cl_uint kDeviceName = 0x102B;
 constexpr cl_uint kDriverVersion = 0x102D;
+constexpr cl_uint kDeviceHostUnifiedMemory = 0x1035;
 constexpr cl_uint kDeviceVersion = 0x102F;
 constexpr cl_bitfield kDeviceTypeGpu = 1U << 2U;
 constexpr cl_bitfield kMemReadWrite = 1;
 constexpr cl_bitfield kMemReadOnly = 1U << 2U;
+constexpr cl_bitfield kMemAllocHostPtr = 1U << 4U;
+constexpr cl_bitfield kMapReadWrite = 3;
 constexpr cl_bitfield kQueueProfiling = 1U << 1U;
 constexpr cl_uint kProfilingStart = 0x1282;
 constexpr cl_uint kProfilingEnd = 0x1283;
@@ -78,6 +81,10 @@ struct Functions {
                               cl_uint, const cl_event*, cl_event*) = nullptr;
   cl_int (*EnqueueWriteBuffer)(cl_command_queue, cl_mem, cl_uint, std::size_t, std::size_t,
                                const void*, cl_uint, const cl_event*, cl_event*) = nullptr;
+  void* (*EnqueueMapBuffer)(cl_command_queue, cl_mem, cl_uint, cl_bitfield, std::size_t,
+                            std::size_t, cl_uint, const cl_event*, cl_event*, cl_int*) = nullptr;
+  cl_int (*EnqueueUnmapMemObject)(cl_command_queue, cl_mem, void*, cl_uint, const cl_event*,
+                                  cl_event*) = nullptr;
   cl_int (*EnqueueMarker)(cl_command_queue, cl_uint, const cl_event*, cl_event*) = nullptr;
   cl_int (*Flush)(cl_command_queue) = nullptr;
   cl_int (*GetEventInfo)(cl_event, cl_uint, std::size_t, void*, std::size_t*) = nullptr;
