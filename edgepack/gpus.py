@@ -28,7 +28,8 @@ class Gpu:
     `processors`, the units with registers of their own, and `lanes`, the float32 multiply-adds that
     each starts in a cycle. `threads` is the largest group, `shared_kb` the memory that one shares.
     With `unified_memory` nothing is copied between the processors if the driver, too, says that
-    they have the same memory.
+    they have the same memory. `bytes_per_cycle` of its own clock is what its memory moves; 0 says
+    nothing.
     """
 
     api: str
@@ -40,6 +41,7 @@ class Gpu:
     threads: int
     shared_kb: int
     unified_memory: bool = True
+    bytes_per_cycle: int = 0
 
     @property
     def has_tensor_cores(self) -> bool:
@@ -68,12 +70,16 @@ def read_gpu(table: Table) -> Gpu:
             raise table.fail(key, f"{number} is below 1")
     if numbers["threads"] > 1024:
         raise table.fail("threads", f"{numbers['threads']} is above 1024")
+    bytes_per_cycle = table.take("bytes_per_cycle", int, 0)
+    if bytes_per_cycle < 0:
+        raise table.fail("bytes_per_cycle", f"{bytes_per_cycle} is below 0")
     gpu = Gpu(
         api=api,
         device=table.take("device", str),
         arch=arch,
         driver=driver,
         unified_memory=table.take("unified_memory", bool, True),
+        bytes_per_cycle=bytes_per_cycle,
         **numbers,
     )
     table.finish()
@@ -98,6 +104,7 @@ def _first(*ways: Callable[[], Gpu | None]) -> Gpu | None:
 
 # CUdevice_attribute, by CUDA's driver API.
 _MULTIPROCESSORS, _SHARED_BYTES, _MAJOR, _MINOR = 16, 8, 75, 76
+_CLOCK_KHZ, _MEMORY_CLOCK_KHZ, _MEMORY_BITS = 13, 36, 37
 # float32 multiply-adds that a multiprocessor starts in a cycle, by NVIDIA's CUDA C++ Programming
 # Guide, table "Throughput of Native Arithmetic Instructions"; 128 where it is not one of these.
 _LANES = {60: 64, 70: 64, 72: 64, 75: 64, 80: 64}
@@ -131,6 +138,13 @@ def _cuda() -> Gpu | None:
         lanes=_LANES.get(arch, 128),
         threads=1024,
         shared_kb=attribute(_SHARED_BYTES) // 1024,
+        # Two transfers in each cycle of its memory.
+        bytes_per_cycle=(
+            attribute(_MEMORY_CLOCK_KHZ)
+            * attribute(_MEMORY_BITS)
+            // 4
+            // max(1, attribute(_CLOCK_KHZ))
+        ),
     )
 
 

@@ -32,6 +32,7 @@ from edgepack import virtual
 from edgepack.base.errors import GpuLostError, MismatchError
 from edgepack.boards import get_board
 from edgepack.compiler import compile_model
+from edgepack.compiler.gpu import winograd
 from edgepack.frontend.precision import Precision
 from edgepack.model import ModelSpec
 from edgepack.native.app import build_runtime
@@ -39,7 +40,17 @@ from edgepack.native.sdk import build_sdk, write_sdk
 from edgepack.native.toolchain import select
 from tests import stand_in_cuda
 from tests.boards import login, own_boards
-from tests.functional.test_gpu import CUDA, _bundle, _halves, _network, _reference
+from tests.functional.test_gpu import (
+    BOUNDED,
+    CUDA,
+    SLOW_GPU,
+    _bundle,
+    _halves,
+    _network,
+    _reference,
+    check_winograd,
+    winograd_layers,
+)
 from tests.functional.test_serve import Served, serving
 from tests.onnx_models import Builder
 
@@ -152,6 +163,24 @@ def test_what_is_between_kernels_is_shown_wherever_it_is(
         np.testing.assert_array_equal(one, other)
     due = np.load(bundle / "due0.npy")
     assert any(array.shape == due.shape and np.allclose(array, due) for array in shown[1])
+
+
+def test_winograds_algorithm(driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(winograd, "_FASTER", 1000.0)
+    monkeypatch.setattr(winograd, "_SIZES", (4,))
+    given = winograd_layers(tmp_path / "model.onnx")
+    bundle = _bundle(tmp_path / "model.onnx", replace(CUDA, **SLOW_GPU), tmp_path, BOUNDED)
+    names = {f"x{index}": array for index, array in enumerate(given)}
+    due = _reference(tmp_path / "model.onnx", names)
+    np.save(tmp_path / "in.npy", given[0])
+    words = []
+    for index, array in enumerate(given[1:], 1):
+        np.save(tmp_path / f"in{index}.npy", array)
+        words.append(f"--input={tmp_path}/in{index}.npy")
+    outputs = [tmp_path / f"out{index}.npy" for index in range(len(given))]
+    done = _run(bundle, driver, *words, *(f"--output={path}" for path in outputs))
+    assert done.returncode == 0, done.stderr
+    check_winograd(bundle, 4, due, [np.load(path) for path in outputs])
 
 
 def test_halves_are_the_same_halves(driver: Path, tmp_path: Path) -> None:

@@ -27,10 +27,13 @@ from edgepack.boards import get_board
 from edgepack.cli import main
 from edgepack.compiler import compile_model
 from edgepack.compiler.backend.plan import PlanError
-from edgepack.compiler.gpu import tensor_cores
+from edgepack.compiler.gpu import convolution, planning, tensor_cores, winograd
+from edgepack.compiler.gpu.image import PlainImage
 from edgepack.compiler.gpu.nvrtc import Nvrtc, NvrtcError, find_nvrtc
+from edgepack.frontend.load import load_model
 from edgepack.frontend.precision import FULL, Precision
 from edgepack.gpus import Gpu, find_local
+from edgepack.kernels.layer import Convolution
 from edgepack.model import ModelSpec
 from edgepack.native.app import build_runtime
 from edgepack.native.toolchain import select
@@ -211,6 +214,122 @@ def test_transposed_convolutions(opencl: Gpu, tmp_path: Path) -> None:
     due = _reference(path, dict(zip(inputs, given, strict=True)))
     for kind, one, other in zip(_TRANSPOSED, _run(bundle, given, len(given)), due, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5, err_msg=kind)
+
+
+# Shapes of the image and of the weights, and pads: rows and columns that fill no tile, few and odd
+# numbers of channels, several images, windows that begin further outside on one side.
+_WINOGRAD = (
+    ((1, 32, 28, 28), 48, [1, 1, 1, 1]),
+    ((1, 40, 13, 17), 33, [0, 0, 0, 0]),
+    ((3, 24, 9, 6), 64, [1, 0, 2, 1]),
+    ((1, 130, 5, 3), 20, [2, 2, 2, 2]),
+)
+# It computes a multiply-add while its memory moves a kilobyte.
+SLOW_GPU = {"processors": 1, "lanes": 1, "bytes_per_cycle": 1024}
+
+
+def winograd_layers(path: Path, part: slice = slice(None)) -> list[Array]:
+    """Saves layers that Winograd's algorithm can make; their inputs."""
+    b = Builder(seed=11)
+    cases = _WINOGRAD[part]
+    for index, (shape, outs, pads) in enumerate(cases):
+        weights = [b.weight(outs, shape[1], 3, 3), b.weight(outs)]
+        y = b.op("Conv", f"x{index}", *weights, pads=pads)
+        y = b.op("Add", b.op("LeakyRelu", y, alpha=0.1), b.weight(outs, 1, 1))
+        b.op("Add", y, b.op("Conv", y, b.weight(outs, outs, 1, 1)), outputs=[f"y{index}"])
+    inputs = {f"x{index}": shape for index, (shape, _, _) in enumerate(cases)}
+    b.save(path, inputs, {f"y{index}": None for index in range(len(cases))})
+    random = np.random.default_rng(12)
+    return [random.normal(size=shape).astype("float32") for shape in inputs.values()]
+
+
+def check_winograd(bundle: Path, size: int, due: list[Array], got: list[Array]) -> None:
+    """Of the errors of tiles see docs/guides/precision.md; each result is of some hundred."""
+    calls = json.loads((bundle / "model/graph.json").read_text())["gpu"]["launches"]
+    assert sum(launch["function"].endswith("_forth") for launch in calls) == len(due)
+    for one, other in zip(got, due, strict=True):
+        error = np.abs(one - other).max() / np.abs(other).max()
+        assert error < {2: 1e-6, 4: 4e-6}[size]
+
+
+BOUNDED = Precision(bounded=frozenset(f"x{index}" for index in range(len(_WINOGRAD))))
+
+
+@pytest.mark.parametrize(("size", "part"), [(2, slice(0, None, 2)), (4, slice(1, None, 2))])
+def test_winograds_algorithm(
+    size: int, part: slice, opencl: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(winograd, "_SIZES", (size,))
+    monkeypatch.setattr(winograd, "_FASTER", 1000.0)
+    given = winograd_layers(tmp_path / "model.onnx", part)
+    gpu = replace(opencl, **SLOW_GPU)
+    bundle = _bundle(tmp_path / "model.onnx", gpu, tmp_path / "bundle", BOUNDED)
+    names = {f"x{index}": array for index, array in enumerate(given)}
+    due = _reference(tmp_path / "model.onnx", names)
+    check_winograd(bundle, size, due, _run(bundle, given, len(given)))
+
+
+@pytest.mark.parametrize(
+    ("precision", "tile", "most"),
+    [
+        (FULL, "F(2x2)", 2),
+        (Precision(bounded=frozenset({"x"})), "F(4x4)", None),
+        (Precision(direct=True), "", 0),
+        (Precision(name="float16"), "", 2),
+    ],
+    ids=["any input", "a bounded one", "exact", "halves"],
+)
+def test_winograds_tiles_are_small_where_nothing_bounds_what_is_read(
+    precision: Precision, tile: str, most: int | None, tmp_path: Path
+) -> None:
+    """What a layer makes is bounded by its weights; a 1x1 convolution's is not."""
+    b = Builder(seed=2)
+    y = b.conv(b.conv("x", 32, 32, kernel=1), 32, 32)
+    b.op("Relu", b.conv(y, 32, 32), outputs=["y"])
+    onnx.save(b.model({"x": [1, 32, 24, 24]}, {"y": [1, 32, 24, 24]}), tmp_path / "model.onnx")
+    loaded = load_model(ModelSpec(path=tmp_path / "model.onnx"))
+    gpu = replace(CUDA, **SLOW_GPU)
+    _, first, second = planning.plan_model(loaded, get_board("local"), gpu, precision).reports
+    assert first.tile.startswith(tile)
+    assert ("winograd" in first.rule) == bool(tile)
+    assert first.most_results == most
+    assert ("nothing bounds the input 'x'" in first.limited) == (most == 2)
+    assert second.tile.startswith("F(4x4)" if tile else "")
+    assert ("winograd" in second.rule) == bool(tile)
+
+
+@pytest.mark.parametrize(
+    ("processors", "lanes", "moved", "channels", "size", "is_faster"),
+    [
+        (4, 8, 18, 64, 56, True),  # a Mali-T860
+        (8, 128, 108, 64, 56, True),  # a Jetson Orin Nano
+        (8, 128, 108, 512, 7, False),  # its weights would take the time
+        (8, 128, 8, 64, 56, False),  # a slow memory
+        (8, 128, 0, 64, 56, False),  # not known
+        (132, 128, 2484, 64, 56, False),  # most of a card's time is the launches
+    ],
+)
+def test_winograds_algorithm_is_used_where_it_takes_less_time(
+    processors: int, lanes: int, moved: int, channels: int, size: int, is_faster: bool
+) -> None:
+    image = PlainImage(batch=1, channels=channels, height=size, width=size)
+    site = convolution.ProductSite(
+        operator=Convolution(
+            weight=np.ones((channels, channels, 3, 3), "float32"),
+            bias=None,
+            stride=(1, 1),
+            before=(1, 1),
+            dilation=(1, 1),
+            groups=1,
+        ),
+        image=image,
+        output=image,
+        expression=(),
+        constants=(),
+        operands=(),
+        gpu=replace(CUDA, processors=processors, lanes=lanes, bytes_per_cycle=moved),
+    )
+    assert (winograd.choose(site, None) is not None) == is_faster
 
 
 def test_a_transformer_is_the_gpus_alone(opencl: Gpu, tmp_path: Path) -> None:

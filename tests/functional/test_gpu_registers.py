@@ -39,6 +39,7 @@ def _of_all_kinds() -> onnx.ModelProto:
     x = b.conv(x, 24, 80, kernel=1)
     x = b.op("Relu", b.conv(x, 80, 64, group=4, dilations=[2, 2], pads=[2, 2, 2, 2]))
     x = b.op("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2])
+    x = b.op("Add", b.op("Relu", b.conv(x, 64, 64)), b.conv(x, 64, 64, kernel=1))
     y = b.op("ConvTranspose", x, b.weight(64, 33, 3, 3), b.weight(33), strides=[2, 2])
     y = b.op("ConvTranspose", y, b.weight(33, 1, 4, 4), strides=[2, 2], group=33)
     y = b.op("AveragePool", y, kernel_shape=[3, 3])
@@ -61,8 +62,8 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _kernels(path: Path, arch: str, precision: Precision) -> dict[str, DeviceKernel]:
-    """By text. One processor gets large tiles."""
-    gpu = replace(CUDA, arch=arch, processors=1)
+    """By text. One processor gets large tiles, and Winograd's algorithm."""
+    gpu = replace(CUDA, arch=arch, processors=1, bytes_per_cycle=1000)
     loaded = load_model(ModelSpec(path=path))
     planned = planning.plan_model(loaded, get_board("local"), gpu, precision)
     return {kernel.text: kernel for kernel in planned.on_gpu.values()}
@@ -88,7 +89,17 @@ def _check(kernels: dict[str, DeviceKernel], arch: str) -> None:
 def test_no_kernel_spills(arch: str, network: Path) -> None:
     kernels = _kernels(network, arch, FULL)
     names = " ".join(kernels)
-    for kind in ("product", "few", "depthwise", "depthwise_transposed", "matmul", "rows"):
+    kinds = (
+        "product",
+        "few",
+        "depthwise",
+        "depthwise_transposed",
+        "matmul",
+        "rows",
+        "forth",
+        "back",
+    )
+    for kind in kinds:
         assert f" @{kind}(" in names or f"_{kind}(" in names
     _check(kernels, arch)
 

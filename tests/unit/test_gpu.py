@@ -336,6 +336,8 @@ _TABLE = (
         ('driver = "12.2", ', "", r"gpu\.driver: '' is none"),
         ("threads = 1024", "threads = 2048", r"gpu\.threads: 2048 is above 1024"),
         ("lanes = 128", "lanes = 0", r"gpu\.lanes: 0 is below 1"),
+        ("shared_kb", "bytes_per_cycle = -1, shared_kb", r"gpu\.bytes_per_cycle: -1 is below 0"),
+        ("shared_kb", "unified_memory = 1, shared_kb", r"gpu\.unified_memory"),
         ("lanes = 128", 'lanes = "many"', r"gpu\.lanes"),
         ('api = "cuda"', 'api = "opencl"', r"gpu\.arch: OpenCL's drivers compile"),
         ("shared_kb = 48", "shared_kb = 48, cores = 1", r"gpu\.cores"),

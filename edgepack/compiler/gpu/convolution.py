@@ -123,7 +123,8 @@ def make(site: ProductSite) -> tuple[DeviceKernel, tuple[np.ndarray, ...], str]:
     """
     if has_few_pixels(site):
         return FewPixels(site).kernel()
-    return TiledProduct(site, *choose(site)).kernel()
+    _, tile, parts = estimate(site)
+    return TiledProduct(site, tile, parts).kernel()
 
 
 def has_few_pixels(site: ProductSite) -> bool:
@@ -142,8 +143,8 @@ def _copies(site: ProductSite) -> bool:
     )
 
 
-def choose(site: ProductSite) -> tuple[GroupTile, int]:
-    """The tile and the number of parts of K that should take least time.
+def estimate(site: ProductSite, most_parts: int = 32) -> tuple[float, GroupTile, int]:
+    """The least cycles that it should take, with the tile and the number of parts of K.
 
     A processor starts all its lanes only with eight warps of threads at work, and a group's time
     is that of its multiply-adds, the waits for memory at each depth, and its end.
@@ -160,7 +161,7 @@ def choose(site: ProductSite) -> tuple[GroupTile, int]:
         tiles = groups(outs, tile.outs) * groups(columns, tile.columns)
         tiles *= operator.groups * phases
         for parts in (1, 2, 4, 8, 16, 32):
-            if parts > 1 and depth // parts < 4 * DEPTH:
+            if parts > most_parts or (parts > 1 and depth // parts < 4 * DEPTH):
                 break
             if operator.groups * phases * parts > GRID_Z:
                 break
@@ -178,7 +179,7 @@ def choose(site: ProductSite) -> tuple[GroupTile, int]:
             if best is None or time < best[0]:
                 best = time, tile, parts
     assert best is not None
-    return best[1], best[2]
+    return best
 
 
 def _shared_bytes(tile: GroupTile) -> int:
@@ -216,10 +217,10 @@ def _is_flat(operator: Convolution) -> bool:
     return taps > 1 and ins % DEPTH != 0 and ins < 4 * DEPTH
 
 
-def _epilogue(
+def read_epilogue(
     site: ProductSite, batch: str, channel: str, pixel: str
 ) -> tuple[Callable[[int], str], Callable[[int, bool], str]]:
-    """Texts that read a constant or an operand of one result."""
+    """Texts that read a constant, by its number, or an operand of one result."""
 
     def constant(index: int) -> str:
         return f"c{index}[{channel}]"
@@ -306,7 +307,7 @@ class TiledProduct:
         operands = [f"o{index}" for index in range(len(site.operands))]
         own = [f"c{index}" for index in range(len(site.constants))]
         names = [*inputs, *operands, "w", "bias", *own, "y"]
-        tensors = _tensors(site, constants)
+        tensors = argument_types(site, constants)
         if self.parts > 1:
             names.append("part")
             tensors.append(("float32", (self.parts * site.output.size,)))
@@ -612,11 +613,11 @@ KERNEL({tile.threads}) @product({self.arguments(read)}) {{
                 f"      y[((INT64)part * {channels} + channel) * {columns} + {place}] = {value};"
             )
         else:
-            constant, operand = _epilogue(site, "image_", "channel", "pixel_")
+            constant, operand = read_epilogue(site, "image_", "channel", "pixel_")
             text, result = statements(site.expression, "e0", channel=constant, operand=operand)
             lines += [
                 f"      const float e0 = {value} + bias[channel]; {text}",
-                "      " + _stored(output, result),
+                "      " + store_result(output, result),
             ]
         return "\n".join([*lines, "    }", "  }"])
 
@@ -641,7 +642,7 @@ KERNEL({tile.threads}) @product({self.arguments(read)}) {{
         site, output = self.site, self.site.output
         columns = output.batch * output.pixels
         arguments = parameters(read, [self.dtypes[name] for name in read])
-        constant, operand = _epilogue(site, "image_", "channel", "pixel_")
+        constant, operand = read_epilogue(site, "image_", "channel", "pixel_")
         text, result = statements(site.expression, "e0", channel=constant, operand=operand)
         return f"""
 KERNEL(256) @sum({arguments}, GLOBAL {element(output.dtype)}* RESTRICT y) {{
@@ -652,7 +653,7 @@ KERNEL(256) @sum({arguments}, GLOBAL {element(output.dtype)}* RESTRICT y) {{
   for (int p = 0; p < {self.parts}; ++p) sum += part[(INT64)p * {output.size} + i];
 {_split_column(output, "at")}
   const float e0 = sum + bias[channel]; {text}
-  {_stored(output, result)}
+  {store_result(output, result)}
 }}
 """
 
@@ -661,12 +662,12 @@ def _weights(site: ProductSite, values: np.ndarray) -> np.ndarray:
     return values.astype("float16") if site.half_weights else values
 
 
-def _stored(output: PlainImage, result: str) -> str:
+def store_result(output: PlainImage, result: str) -> str:
     """Stores one result in its place."""
     return store("y", output.index("image_", "channel", "pixel_"), result, half=output.half)
 
 
-def _tensors(
+def argument_types(
     site: ProductSite, constants: Sequence[np.ndarray]
 ) -> list[tuple[str, tuple[int, ...]]]:
     """Types and shapes of a kernel's arguments: image, gate, operands, constants, output."""
@@ -725,9 +726,9 @@ class FewPixels:
         names = ["x", *(["gate"] if operator.gated else [])]
         names += [f"o{index}" for index in range(len(site.operands))]
         names += ["w", "bias", *(f"c{index}" for index in range(len(site.constants)))]
-        tensors = _tensors(site, constants)
+        tensors = argument_types(site, constants)
         count = output.batch * output.pixels
-        constant, operand = _epilogue(site, "image_", "channel", "pixel_")
+        constant, operand = read_epilogue(site, "image_", "channel", "pixel_")
         text, result = statements(site.expression, "e0", channel=constant, operand=operand)
         batch = f"n / {output.pixels}" if output.batch > 1 else "0"
         value = load("x", image.index(batch, "c", f"n % {output.pixels}"), half=image.half)
@@ -752,7 +753,7 @@ KERNEL(128) @few({arguments}, GLOBAL {element(output.dtype)}* RESTRICT y) {{
     if (lane == 0 && channel < {outs}) {{
 {_split_column(output, "n")}
       const float e0 = sums[t] + bias[channel]; {text}
-      {_stored(output, result)}
+      {store_result(output, result)}
     }}
     BARRIER();
   }}

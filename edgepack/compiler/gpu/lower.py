@@ -28,6 +28,7 @@ from edgepack.compiler.gpu import (
     rows,
     tensor_cores,
     windows,
+    winograd,
 )
 from edgepack.compiler.gpu.image import HALF_BITS, PlainImage
 from edgepack.compiler.gpu.kernel import DeviceKernel
@@ -35,6 +36,7 @@ from edgepack.compiler.layers.fuse import fuse
 from edgepack.compiler.layers.plain import read_plain
 from edgepack.compiler.layers.read import read_each
 from edgepack.compiler.layers.tensors import constant_of, shape_of, variables
+from edgepack.compiler.place.limits import limit_tiles
 from edgepack.frontend.precision import Precision, misfit
 from edgepack.frontend.storage import view
 from edgepack.gpus import Gpu
@@ -49,6 +51,7 @@ from edgepack.kernels.layer import (
     TransposedConvolution,
     View,
 )
+from edgepack.kernels.limits import LimitsByValue
 from edgepack.kernels.tiles.expression import Operand
 from edgepack.kernels.value import Value, extent
 
@@ -97,11 +100,14 @@ class _GpuEmitter:
         self.values: dict[Value, relax.Expr] = {}
         self.roots: dict[Value, Value] = {}
         self.halves: frozenset[Value] = frozenset()
+        self.limits = LimitsByValue()
 
     def emit(self) -> relax.Function:
         parameters = [relax.Var(p.name, p.ty) for p in self.main.params]
         self.values.update(zip(map(self.known.of, self.main.params), parameters, strict=True))
         layers = self._layers()
+        inputs = [self.known.of(parameter) for parameter in self.main.params]
+        limit_tiles(layers, inputs, self.precision, self.limits)
         if self.precision.is_half:
             self.halves = self._find_halves(layers)
         with self.builder.function("main", parameters, attrs=dict(self.main.attrs or {})):
@@ -197,7 +203,10 @@ class _GpuEmitter:
         shape = layer.output.shape
         half = layer.output in self.halves
         exact = self._exact(layer) if self.precision.is_half else ""
-        self.reports.append(_report(name, layer, made, len(given), half=half, exact=exact))
+        limits = self.limits.of(layer)
+        report = _report(name, layer, made, len(given), half=half, exact=exact)
+        report = replace(report, most_results=limits.most_results, limited=limits.reason)
+        self.reports.append(report)
         ty = relax.TensorType(list(shape), self._dtype(layer.output))
         call = relax.call_dps_packed(name, given, ty)
         self.values[layer.output] = self.builder.emit(call)
@@ -213,6 +222,7 @@ class _GpuEmitter:
             lambda value: self._root(value) in self.halves,
             half_weights,
             tf32=self.precision.is_tf32,
+            most_results=self.limits.of(layer).most_results,
         )
 
     def _attention(self, layer: Layer) -> LayerCode | None:
@@ -380,7 +390,7 @@ def _of_rows(
         half_weights=half_weights,
         tf32=tf32,
     )
-    kernel, constants, tile = _make_product(site)
+    kernel, constants, tile = tensor_cores.make(site) or convolution.make(site)
     return LayerCode(
         kernel=kernel,
         constants=constants,
@@ -421,9 +431,11 @@ def make_layer(
     half_weights: bool,
     *,
     tf32: bool,
+    most_results: int | None = None,
 ) -> LayerCode | None:
     """The code of a layer; None if no rule takes it. `is_half` tells which tensors are halves,
-    `tf32` whether products may be of TF32."""
+    `tf32` whether products may be of TF32, `most_results` how large tiles of Winograd's algorithm
+    may be (`LayerLimits`)."""
     operator = layer.operator
     if not epilogue.knows(layer.expression):
         return None
@@ -449,23 +461,21 @@ def make_layer(
         "constants": layer.constants,
         "operands": tuple(operands),
     }
+    rule = "gpu product"
     if is_product:
         site = convolution.ProductSite(gpu=gpu, half_weights=half_weights, tf32=tf32, **tensors)
-        kernel, constants, tile = _make_product(site)
+        plan = winograd.choose(site, most_results)
+        if plan is not None:
+            rule, (kernel, constants, tile) = "gpu winograd", winograd.make(site, plan)
+        else:
+            kernel, constants, tile = tensor_cores.make(site) or convolution.make(site)
     else:
-        kernel, constants, tile = windows.make(windows.WindowSite(**tensors))
+        rule, (kernel, constants, tile) = "gpu window", windows.make(windows.WindowSite(**tensors))
     macs = 0
     if isinstance(operator, Convolution):
         walked = image if isinstance(operator, TransposedConvolution) else output
         macs = operator.weight.size * output.batch * walked.pixels
-    rule = "gpu product" if is_product else "gpu window"
     return LayerCode(kernel=kernel, constants=constants, tile=tile, rule=rule, macs=macs)
-
-
-def _make_product(
-    site: convolution.ProductSite,
-) -> tuple[DeviceKernel, tuple[np.ndarray, ...], str]:
-    return tensor_cores.make(site) or convolution.make(site)
 
 
 def _reads_alike(layer: Layer, operands: Sequence[PlainImage], output: PlainImage) -> bool:

@@ -113,7 +113,7 @@ def find_unified(plan: Plan, is_on_gpu: Callable[[str], bool]) -> Unified:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Step:
+class _ProcessorStep:
     """Calls that one processor does: one, or all of a block; what they read and write."""
 
     first: int
@@ -122,7 +122,7 @@ class _Step:
     written: tuple[int, ...]
 
 
-def _steps(plan: Plan, is_on_gpu: Callable[[str], bool]) -> list[_Step]:
+def _steps(plan: Plan, is_on_gpu: Callable[[str], bool]) -> list[_ProcessorStep]:
     steps = []
     index = 0
     while index < len(plan.calls):
@@ -132,7 +132,7 @@ def _steps(plan: Plan, is_on_gpu: Callable[[str], bool]) -> list[_Step]:
         read = [arg for call in calls for arg in (call.args if inside else call.read)]
         read += [block.condition for block in inside]
         steps.append(
-            _Step(
+            _ProcessorStep(
                 first=index,
                 side=GPU if not inside and is_on_gpu(calls[0].kernel) else CPU,
                 read=tuple(read),
@@ -168,7 +168,7 @@ def _ranges(plan: Plan, tensors: Iterable[int]) -> list[tuple[int, int]]:
     return found
 
 
-def _same_data(plan: Plan, steps: Iterable[_Step]) -> list[int]:
+def _same_data(plan: Plan, steps: Iterable[_ProcessorStep]) -> list[int]:
     """Of each tensor the one that stands for all whose bytes it has: those that wrote what it is
     read for, and what is written in the place of what the same call reads."""
     leaders = list(range(len(plan.tensors)))
