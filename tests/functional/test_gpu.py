@@ -591,6 +591,7 @@ _OPENCL_SOURCE = Path(__file__).parents[2] / "cpp_runtime/app/src/platform/openc
 # HANGS starts nothing ends any more, unless the file UNTIL is there.
 _FAILING_DRIVER = """
 #include <dlfcn.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -642,7 +643,7 @@ void *clEnqueueMapBuffer(void *queue, void *buffer, unsigned blocking, unsigned 
                          size_t offset, size_t bytes, unsigned waits, const void *list,
                          void *event, int *code) {
   if (blocking) /* the whole, for a new session */
-    mapped_buffer = buffer, mapped_memory = malloc(bytes), viewed = 0;
+    mapped_buffer = buffer, mapped_memory = memalign(128, bytes), viewed = 0;
   *code = mapped_buffer == buffer && viewed < 256 ? 0 : -38; /* CL_INVALID_MEM_OBJECT */
   for (int i = 0; i < viewed; ++i) /* twice is undefined */
     if (views[i].offset < offset + bytes && offset < views[i].offset + views[i].bytes) abort();

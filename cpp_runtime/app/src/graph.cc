@@ -13,8 +13,6 @@
 namespace edgepack {
 namespace {
 
-/// Kernels may use vector loads that want this; the arena and params.bin begin at a page.
-constexpr std::size_t kTensorAlignment = 64;
 constexpr std::size_t kMaxDims = 16;
 /// Turns of one loop, turns of loops inside of each other together, and how many of those: no plan
 /// runs for ever. As edgepack/frontend/blocks.py has them.

@@ -12,6 +12,9 @@
 
 namespace edgepack {
 
+/// Kernels may use vector loads that want this; the arena and params.bin begin at a page.
+constexpr std::size_t kTensorAlignment = 64;
+
 /// `kShared` are the parameters of the plan beside this one.
 enum class Storage { kArena, kParams, kShared };
 

@@ -1,6 +1,7 @@
 #include "platform/opencl/opencl.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -52,6 +53,7 @@ namespace {
 
 constexpr char kBuildOptions[] = "-cl-std=CL1.2";
 constexpr char kOtherProcessor[] = "deploy with --compute cpu";
+constexpr char kOwnMemory[] = "set unified_memory = false in the gpu table of the board's profile";
 
 [[noreturn]] void Fail(const std::string& what, cl_int code) {
   const std::string number = " (OpenCL error " + std::to_string(code) + ")";
@@ -399,6 +401,11 @@ void OpenClSession::MakeUnified(std::size_t bytes) {
   const std::size_t all = std::max<std::size_t>(bytes, 1);
   unified_ = Map(0, all, true);
   mapped_.push_back({0, all});
+  // As for OpenCL's largest type (specification, "Alignment of Types"), and for kernels of the CPU.
+  if (reinterpret_cast<std::uintptr_t>(unified_) % kTensorAlignment != 0) {
+    throw GpuError("gpu-failed", "the driver maps memory to a place that is not aligned",
+                   kOwnMemory);
+  }
   std::memset(unified_, 0, all);
 }
 
@@ -442,8 +449,7 @@ void OpenClSession::StartUse(std::size_t offset, std::size_t bytes) {
     Unmap(i);
   }
   if (Map(use.begin, use.end, false) != unified_ + use.begin) {
-    throw GpuError("gpu-failed", "the driver maps memory to another place than before",
-                   "set unified_memory = false in the gpu table of the board's profile");
+    throw GpuError("gpu-failed", "the driver maps memory to another place than before", kOwnMemory);
   }
   mapped_.push_back(use);
 }
