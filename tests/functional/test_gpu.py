@@ -526,7 +526,11 @@ def test_tensors_may_be_called_by_numbers(opencl: Gpu, tmp_path: Path) -> None:
     functions = ("Acos", "Asin", "Atan", "Sinh", "Cosh", "Asinh", "Atanh", "Tan")
     for name in functions:  # of which OpenCL and C have others
         b.op(name, "0", outputs=[name])
+    # These have tensors inside of their kernels.
+    b.op("ReduceMean", "0", outputs=["2"], axes=[1])
+    b.op("ReduceMax", "0", outputs=["3.0/4"], axes=[1])
     outputs = {name: [2, 3] for name in ("1", *functions)}
+    outputs |= {"2": [2, 1], "3.0/4": [2, 1]}
     path = b.save(tmp_path / "model.onnx", {"0": [2, 3]}, outputs)
     x = np.float32([[0.5, -0.75, 0.25], [0.0, 0.875, -0.5]])
     bundle = _bundle(path, opencl, tmp_path / "bundle")

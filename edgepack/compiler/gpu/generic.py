@@ -107,13 +107,19 @@ def make_kernel(
 
 
 def _with_own_names(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A function whose tensors have names in C: a model's may have any sign in theirs."""
+    """A function whose tensors, those inside of it, too, have names in C: a model's may have any
+    sign in theirs."""
+    inner: list[tirx.Var] = []
+    tvm_ffi.structural_walk(
+        function.body, (s_tir.SBlock, lambda block: inner.extend(block.alloc_buffers))
+    )
     names = {
-        hash(one): tirx.decl_buffer(one.shape, str(one.dtype), f"t{index}")
-        for index, one in enumerate(function.params)
+        hash(one): tirx.decl_buffer(one.shape, str(one.dtype), f"t{index}", scope=one.scope())
+        for index, one in enumerate([*function.params, *inner])
     }
     body = tvm_ffi.structural_map(function.body, (tirx.Var, lambda one: names.get(hash(one), one)))
-    return tirx.PrimFunc(list(names.values()), body, attrs=function.attrs)
+    own = [names[hash(one)] for one in function.params]
+    return tirx.PrimFunc(own, body, attrs=function.attrs)
 
 
 def _with_fences(body: tirx.Stmt) -> tirx.Stmt:
