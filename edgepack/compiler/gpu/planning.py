@@ -28,10 +28,18 @@ from edgepack.frontend.integer_recognition import Recognition
 from edgepack.frontend.load import CheckedModel
 from edgepack.frontend.precision import Precision
 from edgepack.gpus import Gpu
+from edgepack.model import walk_nodes
 
 
 class GpuModelError(ModelError):
     """The model is of a kind that no kernels of a GPU are made for."""
+
+
+def _of_integers(model: CheckedModel, node: str) -> GpuModelError:
+    return GpuModelError(
+        f"{model.path}: '{node}' is on 8-bit integers, which no kernels of a GPU are made for",
+        hint="take the model before it was quantised, or use --compute cpu",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +71,12 @@ def plan_model(model: CheckedModel, board: Board, gpu: Gpu, precision: Precision
 
     def refuse(found: Recognition) -> dict[str, str]:
         for taken in found.taken.values():
-            raise GpuModelError(
-                f"{model.path}: '{taken.node_name}' is on 8-bit integers, which no kernels of a "
-                "GPU are made for",
-                hint="take the model before it was quantised, or use --compute cpu",
-            )
+            raise _of_integers(model, taken.node_name)
         return {}
 
+    for node in walk_nodes(model.expanded.graph):
+        if node.op_type == "DynamicQuantizeLinear":
+            raise _of_integers(model, node.name or node.op_type)
     memory.check_before(model.path, model.expanded, board)
     target = llvm.tvm_target(board)
     if precision.is_half and precision.samples:

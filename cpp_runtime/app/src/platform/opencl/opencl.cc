@@ -191,8 +191,7 @@ class OpenClModel final : public Gpu, public std::enable_shared_from_this<OpenCl
  public:
   explicit OpenClModel(const GpuModel& model) : graph(model.graph), device_(Found()) {
     CheckDevice();
-    unified_ = !graph->gpu.in_unified.empty() &&
-               DeviceNumber<cl_uint>(functions, device_, kDeviceHostUnifiedMemory) != 0;
+    unified_ = !graph->gpu.in_unified.empty() && SharesMemory();
     cl_int code = kSuccess;
     context_ = {functions.CreateContext(nullptr, 1, &device_, nullptr, nullptr, &code),
                 functions.ReleaseContext};
@@ -262,6 +261,14 @@ class OpenClModel final : public Gpu, public std::enable_shared_from_this<OpenCl
     const DriverCalls calls(CurrentDriverLimit(false));
     const DriverCalls::Call call(calls);
     return FindDevice(functions);
+  }
+
+  /// Later versions of OpenCL advise against the question: who does not answer it copies.
+  [[nodiscard]] bool SharesMemory() const {
+    cl_uint shares = 0;
+    return functions.GetDeviceInfo(device_, kDeviceHostUnifiedMemory, sizeof(shares), &shares,
+                                   nullptr) == kSuccess &&
+           shares != 0;
   }
 
   void CheckDevice() const {
