@@ -920,6 +920,7 @@ def test_deploy_to_the_gpu_of_a_virtual_board(
     (tmp_path / "boards.toml").write_text('[boards.with-mali]\nbase = "rk3399"\n')
     board = ["--board", "with-mali", "--boards", str(tmp_path / "boards.toml")]
     words = ["deploy", str(tmp_path / "m.onnx"), *board, "--device", "virtual", "--json"]
+    main(["board", "down", "with-mali"])  # one that a run which was cut short has left
     try:
         assert main(["board", "up", "with-mali", *board[2:]]) == 0
         assert main([*words, "--compute", "gpu"]) != 0
