@@ -597,11 +597,11 @@ def sdk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("two", "environment", "said"),
     [
         (False, {"STAND_IN_HANGS": "1"}, ["GPU_LOST"] * 4),
-        # What hung has ended before the third run, and has written where no inputs are any more.
+        # What hung has ended before the third run, for which inputs were written too early.
         (
             False,
             {**JETSON, "STAND_IN_HANGS": "1", "STAND_IN_UNTIL": "UNTIL"},
-            ["GPU_LOST"] * 2 + ["True"] * 2,
+            ["GPU_LOST"] * 3 + ["True"],
         ),
         (False, {"STAND_IN_BROKEN": "0"}, ["GPU_FAILED"] * 2 + ["GPU_LOST"] * 2),
         (False, {}, ["True"] * 4),

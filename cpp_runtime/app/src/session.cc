@@ -431,39 +431,35 @@ struct Session::State {
       Once(after);
     } catch (const GpuLostError&) {
       usable = false;
-      TakeEndsApart();
       throw;
     } catch (...) {
       usable = false;
-      Use();
+      try {
+        Use();
+      } catch (const GpuError&) {  // what failed first is what is told
+      }
       throw;
     }
   }
 
   /// Lets the CPU use its part of unified memory after a run that failed.
   void Use() {
-    try {
-      Copy(stretches.back());
-      usable = true;
-    } catch (const GpuError&) {
-      TakeEndsApart();
-    }
-  }
-
-  /// From now on inputs and outputs are in memory that the GPU does not have.
-  void TakeEndsApart() {
-    if (ends_apart) return;
-    ends_apart = true;
-    PlaceEnds();
-    for (const ModelState& state : model.states()) Begin(state);
+    Copy(stretches.back());
+    usable = true;
   }
 
   template <typename After>
   void Once(const After& after) {
     if (gpu != nullptr) gpu->Enter(look == Look::kTimes);
+    if (!usable) {
+      Use();
+      if (!ends_apart) {
+        throw GpuError("gpu-failed",
+                       "an earlier run failed, and the GPU had the inputs' memory until now",
+                       "write all inputs again, then run again");
+      }
+    }
     if (ends_apart) {
-      if (!usable) Copy(stretches.back());
-      usable = true;
       for (std::size_t i = 0; i < inputs.size(); ++i) {
         const std::size_t bytes = inputs[i].info->bytes;
         void* const due = tensors[shared().graph.inputs[i]].data;

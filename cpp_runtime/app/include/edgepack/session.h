@@ -37,13 +37,12 @@ class Session {
   [[nodiscard]] const Model& model() const;
 
   /// Inputs and outputs by position. The data lies in the session's own memory and stays where it
-  /// is, unless a run ends with a GpuError: write into an input and read an output in place. That
+  /// is: write into an input and read an output in place. That
   /// memory is short: a run takes it over once an input was read, and outputs may lie where the
   /// inputs were. So write all inputs before each run, and read the outputs before that. An input
-  /// that is one of the model's states may be left as the last run left it; before the first run,
-  /// and after one that ended with a GpuError, it is what the model begins with, zero unless the
-  /// model says else. The shape of an output that has a bound is the bound until the first run, and
-  /// then what the last one found.
+  /// that is one of the model's states may be left as the last run left it; before the first run
+  /// it is what the model begins with, zero unless the model says else. The shape of an output that
+  /// has a bound is the bound until the first run, and then what the last one found.
   [[nodiscard]] const std::vector<TensorView>& inputs() const;
   [[nodiscard]] const std::vector<TensorView>& outputs() const;
 
