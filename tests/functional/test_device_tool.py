@@ -26,10 +26,12 @@ def test_ctest(name: str) -> None:
     with locked(preset_folder(name)):
         folder = build_preset(name)
         assert unguarded(folder) == []
-        run(
+        tests = run(
             [tool("ctest"), "--test-dir", folder, "--output-on-failure", "--no-tests=error"],
             what=f"ctest of preset {name}",
+            check=False,
         )
+        assert tests.returncode == 0, tests.stdout + tests.stderr
 
 
 @pytest.mark.parametrize("flags", [clang_tidy.QUICK, pytest.param((), marks=pytest.mark.slow)])
