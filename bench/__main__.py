@@ -11,14 +11,14 @@ from bench import accuracy, arm, bits, camera, compiling, host, mca, ops
 from bench.charts import write_charts
 from bench.cycles import measure as cycles
 from bench.models import ALL, KINDS, MODELS, WIDE
-from bench.ours import NAME
+from bench.ours import SETTINGS
 from bench.peers import TITLES
 from bench.results import DOCS, write_section
 from edgepack.base.errors import EdgepackError
 from edgepack.base.paths import set_cache_dir
 from edgepack.cli.console import Console
 
-ENGINES = (NAME, *TITLES)
+ENGINES = (*SETTINGS, *TITLES)
 
 
 def make_parser() -> argparse.ArgumentParser:

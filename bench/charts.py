@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.cycles import measure as cycles
 from bench.models import MODELS
-from bench.ours import NAME
+from bench.ours import NAME, SETTINGS
 from bench.peers import TITLES
 from bench.results import DOCS, Rows, geometric_mean, load, ordered, ratio
 from edgepack.base.paths import write_atomic
@@ -141,6 +141,6 @@ def _best(rows: Rows, model: str) -> str:
     peers = {
         name: figure.value
         for name, figure in rows[model].items()
-        if name != NAME and figure.value is not None
+        if name not in SETTINGS and figure.value is not None
     }
     return TITLES[min(peers, key=lambda name: peers[name])]

@@ -24,7 +24,7 @@ import numpy as np
 from bench import avx2, ours
 from bench.convert import converted
 from bench.models import KINDS, MODELS, WIDE, BenchModel, get_model
-from bench.ours import NAME, TOLERANCE
+from bench.ours import NAME, SETTINGS, TOLERANCE
 from bench.peers import HOST_ENGINES, TITLES, WORKER, host_python
 from bench.results import (
     Figure,
@@ -94,7 +94,7 @@ def measure(
     if gap := cost_model_gap(get_board("local")):
         log.warning("%s", gap)
     cores = len(os.sched_getaffinity(0))
-    engines = [engine for engine in engines if engine in (NAME, *HOST_ENGINES)]
+    engines = [engine for engine in engines if engine in (*SETTINGS, *HOST_ENGINES)]
     for model in map(get_model, models):
         if held:
             progress.step(f"{model.name}: AVX2")
@@ -169,13 +169,13 @@ def _start(
     """Starts the engines and checks the outputs of each one's first run."""
     references = run_reference(model.path, {}, [model.sample()])
     entries = {}
-    for engine in (NAME, *TITLES):
+    for engine in (*SETTINGS, *TITLES):
         if engine not in engines:
             continue
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgepack-")))
         try:
-            if engine == NAME:
-                entry = _start_ours(model, threads, progress, held=held)
+            if engine in SETTINGS:
+                entry = _start_ours(model, engine, threads, progress, held=held)
             else:
                 np.save(folder / "input.npy", model.sample())
                 python: list[str | Path] = [host_python(progress)]
@@ -196,8 +196,11 @@ def _start(
     return entries
 
 
-def _start_ours(model: BenchModel, threads: int, progress: Progress, *, held: bool) -> _Entry:
-    packaged = ours.package(model, avx2.BOARD if held else "local", progress)
+def _start_ours(
+    model: BenchModel, engine: str, threads: int, progress: Progress, *, held: bool
+) -> _Entry:
+    board = avx2.BOARD if held else "local"
+    packaged = ours.package(model, board, progress, engine=engine)
     report, _ = run_timed(packaged.argv(runs=1, threads=threads))
     error = ours.check(report, model.name)
 

@@ -12,10 +12,15 @@ from bench.models import BenchModel
 from edgepack.base.errors import MismatchError
 from edgepack.base.progress import Progress
 from edgepack.flow.job import Job, compile_job, make_job, package_job
+from edgepack.flow.optimize import DEFAULT_OPTIMIZE
 from edgepack.flow.project import load_project
 from edgepack.frontend.precision import FULL
 
 NAME = "edgepack"
+# The same under the setting that nobody has to choose.
+DEFAULT = "edgepack-default"
+# How each of them is compiled (`--optimize`).
+SETTINGS = {NAME: "speed", DEFAULT: DEFAULT_OPTIMIZE}
 TOLERANCE = 1e-4
 
 
@@ -37,12 +42,18 @@ class Packaged:
 
 
 def package(
-    model: BenchModel, board_name: str, progress: Progress, *, precision: str = FULL.name
+    model: BenchModel,
+    board_name: str,
+    progress: Progress,
+    *,
+    precision: str = FULL.name,
+    engine: str = NAME,
 ) -> Packaged:
     """The bundle of `model` for a board. Its golden input is the model's sample."""
     progress.step(f"packaging {model.name} for {board_name}")
-    job = _job(model, board_name, precision=precision)
-    out = bench_dir() / "bundles" / f"{model.name}-{precision}-{board_name}"
+    optimize = SETTINGS[engine]
+    job = _job(model, board_name, precision=precision, optimize=optimize)
+    out = bench_dir() / "bundles" / f"{model.name}-{precision}-{optimize}-{board_name}"
     bundle = package_job(job, out, progress=progress)
     for other in out.iterdir():  # of kernels that have changed since
         if other != bundle.path:
@@ -60,14 +71,20 @@ def compiled_library(model: BenchModel, board_name: str, progress: Progress) -> 
     return compile_job(_job(model, board_name), progress=progress).library
 
 
-def _job(model: BenchModel, board_name: str, *, precision: str = FULL.name) -> Job:
+def _job(
+    model: BenchModel,
+    board_name: str,
+    *,
+    precision: str = FULL.name,
+    optimize: str = SETTINGS[NAME],
+) -> Job:
     # Peers transform weights when they load them, into memory that nobody counts. What is measured
     # is compared with the reference then.
     flags = {"model": model.path, "name": model.name, "board": board_name, "scores": "raw"}
     if board_name == avx2.BOARD:
         flags["boards"] = [avx2.BOARDS]
     job = make_job(
-        load_project(None, {**flags, "optimize": "speed", "precision": precision, "verify": False})
+        load_project(None, {**flags, "optimize": optimize, "precision": precision, "verify": False})
     )
     # They are photos, sounds and texts as their preprocessing makes them.
     inputs = tuple(info.name for info in job.model.inputs)

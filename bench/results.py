@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.fetch import bench_dir
-from bench.ours import NAME
+from bench.ours import DEFAULT, NAME, SETTINGS
 from edgepack.base.errors import MismatchError
 from edgepack.base.paths import locked, write_atomic
 from edgepack.flow.reference import compare
@@ -94,11 +94,17 @@ def largest_error(
     return worst
 
 
-def ratio(figures: Mapping[str, Figure]) -> float | None:
-    """Ours over the best peer's; None without both."""
-    peers = [f.value for name, f in figures.items() if name != NAME and f.value is not None]
-    mine = figures.get(NAME, Figure()).value
+def ratio(figures: Mapping[str, Figure], engine: str = NAME) -> float | None:
+    """Ours (by `engine`'s setting) over the best peer's; None without both."""
+    peers = [f.value for name, f in figures.items() if name not in SETTINGS and f.value is not None]
+    mine = figures.get(engine, Figure()).value
     return mine / min(peers) if mine is not None and peers else None
+
+
+def gain(figures: Mapping[str, Figure]) -> float | None:
+    """`speed` over the default setting; None without both."""
+    ours = [figures.get(engine, Figure()).value for engine in (NAME, DEFAULT)]
+    return ours[0] / ours[1] if ours[0] is not None and ours[1] is not None else None
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:
@@ -112,32 +118,45 @@ def table(
 ) -> str:
     """Markdown: a row per model, a column per engine, and the ratio ours / best peer.
 
-    Values are divided by `scale`. The best peer of a row is bold.
+    Values are divided by `scale`. The best peer of a row is bold. Where our default setting was
+    measured, too, both have a ratio, and one column compares them.
     """
-    head = ["model", NAME, *(titles[engine] for engine in engines), "ratio"]
+    is_both = any(DEFAULT in figures for figures in rows.values())
+    mine = (NAME, DEFAULT) if is_both else (NAME,)
+    if is_both:
+        names = [f"{NAME}, speed", f"{NAME}, default"]
+        ratio_names = ["speed / best peer", "default / best peer", "speed / default"]
+    else:
+        names, ratio_names = [NAME], ["ratio"]
+    head = ["model", *names, *(titles[engine] for engine in engines), *ratio_names]
     lines = [head, ["---", *["---:"] * (len(head) - 1)]]
-    ratios = []
+    ratios: list[list[float]] = [[] for _ in ratio_names]
     for model, figures in rows.items():
         values = [f.value for engine in engines if (f := figures.get(engine)) and f.value]
         best = min(values, default=None)
         cells = []
-        for engine in (NAME, *engines):
+        for engine in (*mine, *engines):
             figure = figures.get(engine, Figure())
             text = "-"
             if figure.failed is not None:
                 text = figure.failed
             elif figure.value is not None:
                 text = f"{figure.value / scale:.{digits}f}"
-                text = f"**{text}**" if engine != NAME and figure.value == best else text
+                text = f"**{text}**" if engine not in mine and figure.value == best else text
             cells.append(text)
-        found = ratio(figures)
-        if found is not None:
-            ratios.append(found)
-        lines.append([model, *cells, "-" if found is None else f"{found:.2f}"])
-    mean = geometric_mean(ratios)
-    if mean is not None:
-        blank = [""] * (len(head) - 2)
-        lines.append([f"geometric mean of {len(ratios)}", *blank, f"{mean:.2f}"])
+        found = [ratio(figures, engine) for engine in mine]
+        if is_both:
+            found.append(gain(figures))
+        for kept, value in zip(ratios, found, strict=True):
+            if value is not None:
+                kept.append(value)
+            cells.append("-" if value is None else f"{value:.2f}")
+        lines.append([model, *cells])
+    means = [geometric_mean(each) for each in ratios]
+    if means[0] is not None:
+        blank = [""] * (len(head) - 1 - len(means))
+        cells = ["-" if mean is None else f"{mean:.2f}" for mean in means]
+        lines.append([f"geometric mean of {len(ratios[0])}", *blank, *cells])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -65,6 +65,27 @@ def test_table_marks_the_best_peer_and_says_what_fails() -> None:
     ]
 
 
+def test_a_table_of_both_settings_compares_each_with_the_peers_and_with_the_other() -> None:
+    rows = {
+        "m1": {
+            "edgepack": Figure(value=6),
+            "edgepack-default": Figure(value=5),
+            "a": Figure(value=8),
+        },
+        "m2": {"edgepack": Figure(value=2), "a": Figure(value=4)},
+        "m3": {"edgepack-default": Figure(value=2), "a": Figure(value=4)},
+    }
+    assert results.table(rows, ["a"], TITLES, scale=1, digits=1).splitlines() == [
+        "| model | edgepack, speed | edgepack, default | A 1.0 | speed / best peer "
+        "| default / best peer | speed / default |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| m1 | 6.0 | 5.0 | **8.0** | 0.75 | 0.62 | 1.20 |",
+        "| m2 | 2.0 | - | **4.0** | 0.50 | - | - |",
+        "| m3 | - | 2.0 | **4.0** | - | 0.50 | - |",
+        "| geometric mean of 2 |  |  |  | 0.61 | 0.56 | 1.20 |",
+    ]
+
+
 def test_bits_have_rows_for_kinds_and_a_table_of_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
