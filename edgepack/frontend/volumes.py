@@ -266,7 +266,8 @@ class _Volumes(PyExprMutator):  # type: ignore[misc]
 
     def _mean(self, call: relax.Call) -> relax.Var | None:
         """Of a whole volume, as one image of one pixel."""
-        if _numbers(call.attrs.axis) != [2, 3, 4] or not call.attrs.keepdims:
+        axes = call.attrs.axis  # None: all
+        if axes is None or _numbers(axes) != [2, 3, 4] or not call.attrs.keepdims:
             return None
         each = self._emit(relax.op.mean(self._images_of(call.args[0]), [2, 3], keepdims=True))
         return self._emit(relax.op.mean(each, 0, keepdims=True))

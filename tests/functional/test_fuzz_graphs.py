@@ -496,6 +496,66 @@ def test_an_order_of_what_was_rounded_is_chosen_where_it_is_near() -> None:
     assert chosen == {places, first, last}
 
 
+def test_how_many_values_there_are_is_chosen_where_they_are_near() -> None:
+    s = sketch.Sketch(0, 17)
+    given = s.input(np.array([1, 2, 2, 4], "float32"))
+    (apart,) = s.op("Mul", given, given)
+    (near,) = s.op("Abs", given)
+    s.values[near] = np.array([1, 2, np.nextafter(np.float32(2), np.float32(3)), 4], "float32")
+    s.op("Unique", given)
+    s.op("Unique", apart)
+    values, count = s.op("Unique", near, outputs=2)
+    assert graphs.behind_choices(s.model(), s.values) == {values, count}
+
+
+def test_products_that_are_infinite_are_chosen_beside_an_infinity_elsewhere() -> None:
+    largest = np.finfo("float32").max
+    s = sketch.Sketch(0, 17)
+    image = np.ones((1, 2, 1, 3), "float32")
+    image[0, 0, 0, 2] = np.inf
+    x = s.input(image)
+    (large,) = s.op("Conv", x, s.const(np.full((1, 2, 1, 1), -largest, "float32")))
+    s.op("Conv", x, s.const(np.full((1, 2, 1, 1), 2.0, "float32")))
+    assert graphs.behind_choices(s.model(), s.values) == {large}
+
+
+def test_dilations_that_the_reference_reads_otherwise() -> None:
+    def of(operator: str, x: np.ndarray, **attributes: Any) -> frozenset[str]:
+        s = sketch.Sketch(0, 19)
+        given = [s.input(x)]
+        if operator == "Conv":
+            given.append(s.const(np.ones((2, 2, 2, 2))))
+        made = s.op(operator, *given, **attributes)
+        assert graphs.behind_choices(s.model(), s.values) == frozenset()
+        chosen = graphs.behind_choices(s.model(), s.values, by_reference=True)
+        assert chosen in ({*made}, frozenset())
+        return chosen
+
+    image = np.ones((1, 2, 5, 5))
+    hot = image.copy()
+    hot[0, 0, 1, 1] = np.inf
+    dilated = {"dilations": [2, 1]}
+    assert of("Conv", hot, **dilated)
+    assert not of("Conv", image, **dilated)
+    assert not of("Conv", hot)
+    pool: dict[str, Any] = {"kernel_shape": [2, 2], "auto_pad": "SAME_UPPER"}
+    assert of("AveragePool", image, **pool, **dilated)
+    assert not of("AveragePool", image, **pool)
+    assert not of("AveragePool", image, kernel_shape=[2, 2], **dilated)
+
+
+def test_a_cubic_resize_of_integers_is_rounded_either_way_at_a_half() -> None:
+    """-1/8 of 7 and 9/8 of 3 are 2.5."""
+    s = sketch.Sketch(0, 20)
+    image = s.input(np.array([[[2, 6, 7, 3]]], "uint8"))
+    sizes = s.const(np.array([1, 1, 3], "float32"))
+    form = {"mode": "cubic", "cubic_coeff_a": -0.5, "exclude_outside": 1}
+    s.op("Resize", image, "", sizes, coordinate_transformation_mode="asymmetric", **form)
+    model = s.model()
+    ways = sketch.run_to_either_side(model, graphs.names(model, s.data()))
+    assert sorted(int(outputs[0][0, 0, -1]) for outputs in ways) == [2, 3]
+
+
 def test_a_norm_in_float64_is_told_from_a_wrong_one() -> None:
     """ONNX has norms of float64 in float32, which pairs of neighbours are far apart in."""
     x = np.array([[1.75, 0.0099, 0.1657, -0.2709], [-0.42760199, -0.44501984, 1.17, 1.4928]])
@@ -691,6 +751,20 @@ def test_what_the_reference_reads_otherwise_is_chosen(tmp_path: Path) -> None:
         folder = tmp_path / verdict
         folder.mkdir()
         assert graphs.judge(case, folder).verdict == verdict
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_means_of_a_whole_volume(keepdims: int, tmp_path: Path) -> None:
+    s = sketch.Sketch(0, 23)
+    x = s.input(np.sin(np.arange(4 * 6 * 2 * 9, dtype="float32")).reshape(1, 4, 6, 2, 9))
+    weights = s.const(np.cos(np.arange(4 * 8, dtype="float32")).reshape(4, 1, 2, 2, 2))
+    (image,) = s.op("Conv", x, weights, group=4, auto_pad="SAME_LOWER")
+    s.op("ReduceMean", image, keepdims=keepdims)
+    s.op("RMSNormalization", image, s.const(np.ones((1, 4, 6, 2, 9), "float32")), axis=0)
+    model = s.model()
+    due = [s.values[value.name] for value in model.graph.output]
+    case = graphs.Drawn(name="x", model=model, given=s.data(), due=due)
+    assert graphs.judge(case, tmp_path).verdict == "same"
 
 
 def test_integers_in_other_steps_behind_a_layer(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def behind_choices(
             found.update(node.output)
         elif _is_on_an_edge(node, values, made):
             # What TopK takes differs in its last bits as well, which is no other value.
-            found.update(node.output[1:] or node.output)
+            found.update(node.output[1:] if node.op_type == "TopK" else node.output)
     return frozenset(found)
 
 
@@ -140,8 +140,15 @@ def _is_wrong_in_reference(node: onnx.NodeProto, values: Sequence[np.ndarray]) -
     Conv's, onnxruntime and PyTorch; and the windows of a pool of sums that rounds up begin before
     the image, unlike those of a MaxPool, and of onnxruntime. Such a pool takes NaN for padding. A
     Resize by half_pixel_symmetric has another first position than ONNX's formula says, and a
-    QuantizeLinear turns numbers of more steps than an int32 counts to the other end of the type."""
+    QuantizeLinear turns numbers of more steps than an int32 counts to the other end of the type.
+    What an auto_pad pads says nothing of a pool's dilations; and those of a convolution are zeros
+    among its weights, which an infinity makes NaN."""
     given = {item.name: item.i for item in node.attribute}
+    is_dilated = any(item.name == "dilations" and {*item.ints} != {1} for item in node.attribute)
+    if is_dilated and node.op_type in ("Conv", "ConvTranspose"):
+        return not all(map(_is_finite, values))
+    if is_dilated and any(item.name == "auto_pad" for item in node.attribute):
+        return True
     if node.op_type == "Resize":
         return any(item.s == b"half_pixel_symmetric" for item in node.attribute)
     if node.op_type == "QuantizeLinear" and len(values) > 1:
@@ -208,7 +215,8 @@ def _overflows(
     with np.errstate(over="ignore"):
         most = np.prod(finite) * given[0].size
         most = np.square(most) if node.op_type in _SQUARES else most
-    return bool(most > np.finfo(wide(made[0]).dtype).max)
+    own = made[0].dtype if made[0].dtype.kind == "f" else np.dtype("float32")
+    return bool(most > np.finfo(own).max)
 
 
 _SQUARES = frozenset(("ReduceL2", "ReduceSumSquare"))
@@ -248,6 +256,9 @@ def _is_on_an_edge(node: onnx.NodeProto, values: Mapping[str, np.ndarray], made:
         default = -1 if node.op_type == "TopK" else 0
         ordered = np.sort(values[node.input[0]], axis=default if axis is None else axis)
         ordered = np.moveaxis(ordered, default if axis is None else axis, 0)
+        return _differ_in_last_bits(ordered[:-1], ordered[1:])
+    if node.op_type == "Unique":
+        ordered = np.sort(values[node.input[0]], axis=None)
         return _differ_in_last_bits(ordered[:-1], ordered[1:])
     return False
 

@@ -360,8 +360,8 @@ _ON_AN_EDGE = 1e-4
 def run_to_either_side(
     model: onnx.ModelProto, given: dict[str, np.ndarray]
 ) -> list[list[np.ndarray]]:
-    """The outputs where a Resize of integers, before it is cut off behind the point, is a little
-    more and a little less."""
+    """The outputs where a Resize of integers, before it is cut off behind the point, or rounded,
+    is a little more and a little less."""
     made = (_by_nodes(model, given, moved) for moved in (_ON_AN_EDGE, -_ON_AN_EDGE))
     return [outputs for outputs in made if outputs is not None]
 
@@ -369,11 +369,12 @@ def run_to_either_side(
 def _cut_off(
     one: onnx.ModelProto, inputs: dict[str, np.ndarray], moved: float
 ) -> list[np.ndarray] | None:
-    """A linear Resize of integers, `moved` away from 0 before it is cut off; None if it is none."""
+    """A linear or cubic Resize of integers, `moved` away from 0 before it is cut off, or rounded;
+    None if it is none."""
     node = one.graph.node[0]
     image = inputs.get(node.input[0])
-    linear = any(item.name == "mode" and item.s == b"linear" for item in node.attribute)
-    if node.op_type not in ("Resize", "Upsample") or not linear or image is None:
+    mode = next((item.s for item in node.attribute if item.name == "mode"), b"nearest")
+    if node.op_type not in ("Resize", "Upsample") or mode == b"nearest" or image is None:
         return None
     if image.dtype.kind not in "iu":
         return None
@@ -384,9 +385,13 @@ def _cut_off(
     floats.graph.output.append(helper.make_empty_tensor_value_info(node.output[0]))
     wide = {**inputs, node.input[0]: image.astype("float32")}
     made = run_by_onnxruntime(onnx.shape_inference.infer_shapes(floats), wide)
-    if made is None:
-        return None
-    return [(made[0] + np.sign(made[0]) * moved).astype(image.dtype)]
+    if made is None:  # cubic, along three axes
+        made = _by_reference(floats, wide)
+    away = made[0] + np.sign(made[0]) * moved
+    if mode == b"cubic":  # see edgepack/model/meanings.py
+        kept = np.iinfo(image.dtype)
+        away = np.clip(np.rint(away), kept.min, kept.max)
+    return [away.astype(image.dtype)]
 
 
 def _by_nodes(
@@ -409,10 +414,10 @@ def _by_nodes(
             )
         )
         inputs = {name: values[name] for name in free}
-        made = None if moved is None else _cut_off(one, inputs, moved)
-        if made is None and (node.op_type not in BY_REFERENCE or moved is not None):
-            made = run_by_onnxruntime(onnx.shape_inference.infer_shapes(one), inputs)
         try:
+            made = None if moved is None else _cut_off(one, inputs, moved)
+            if made is None and (node.op_type not in BY_REFERENCE or moved is not None):
+                made = run_by_onnxruntime(onnx.shape_inference.infer_shapes(one), inputs)
             made = _by_reference(one, inputs) if made is None else made
         except Exception:
             return None
