@@ -33,6 +33,14 @@ class Packaged:
     params_bytes: int
     tolerance: float
 
+    def is_like(self, other: Packaged) -> bool:
+        """Whether both run the same code with the same parameters."""
+        files = ("model/graph.json", "model/model.so", "model/params.bin")
+        return all(
+            (self.folder / name).read_bytes() == (other.folder / name).read_bytes()
+            for name in files
+        )
+
     def argv(self, *, runs: int, threads: int) -> list[str | Path]:
         """Runs the golden input `runs` times, after one time to warm up."""
         words = f"--golden --bench {runs} --warmup 1 --threads {threads} --affinity none --json"
