@@ -18,19 +18,20 @@ _Interval = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class ByteRange:
-    """Bytes `start` to `stop` (excluded) of a block, which are in use from call `first` on."""
+    """Bytes `start` to `stop` (excluded) of a block, in use from call `first` to call `last`."""
 
     start: int
     stop: int
     first: int
+    last: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
     """`size` bytes that hold a value from call `first` to call `last`, both included.
 
-    Those of a part hold nothing before the part's own first call. Where parts overlap the earliest
-    counts.
+    Those of a part hold nothing before the part's own first call, or after its last one. Where
+    parts overlap the earliest and the latest count.
     """
 
     size: int
@@ -41,21 +42,20 @@ class Block:
     @cached_property
     def spans(self) -> tuple[ByteRange, ...]:
         """All bytes, up to the alignment, in order."""
-        if not self.parts:
-            return (ByteRange(start=0, stop=align(self.size), first=self.first),)
+        if not (self.size and self.parts):
+            whole = ByteRange(start=0, stop=align(self.size), first=self.first, last=self.last)
+            return (whole,)
         edges = {0, align(self.size)}
         for part in self.parts:
             edges |= {part.start // ALIGNMENT * ALIGNMENT, align(part.stop)}
-        cuts = sorted(edges)
         made: list[ByteRange] = []
-        for start, stop in pairwise(cuts):
-            first = min(
-                (part.first for part in self.parts if part.start < stop and start < part.stop),
-                default=self.first,
-            )
-            if made and made[-1].first == first:
+        for start, stop in pairwise(sorted(edges)):
+            inside = [part for part in self.parts if part.start < stop and start < part.stop]
+            first = min((part.first for part in inside), default=self.first)
+            last = max((part.last for part in inside), default=self.last)
+            if made and (made[-1].first, made[-1].last) == (first, last):
                 start = made.pop().start  # noqa: PLW2901
-            made.append(ByteRange(start=start, stop=stop, first=first))
+            made.append(ByteRange(start=start, stop=stop, first=first, last=last))
         return tuple(made)
 
 
@@ -73,7 +73,7 @@ def allocate(blocks: Sequence[Block]) -> tuple[list[int], int]:
     smallest arena wins.
     """
     work = [
-        sum((span.stop - span.start) * (1 + block.last - span.first) for span in block.spans)
+        sum((span.stop - span.start) * (1 + span.last - span.first) for span in block.spans)
         for block in blocks
     ]
     orders: tuple[Callable[[int], tuple[int, ...]], ...] = (
@@ -105,9 +105,8 @@ def lower_bound(blocks: Sequence[Block]) -> int:
     changes: list[tuple[int, int]] = []
     for block in blocks:
         for span in block.spans:
-            if span.first <= block.last:
-                size = span.stop - span.start
-                changes += [(span.first, size), (block.last + 1, -size)]
+            size = span.stop - span.start
+            changes += [(span.first, size), (span.last + 1, -size)]
     most = live = 0
     for _, change in sorted(changes):  # what ends before a call goes before what it begins
         live += change
@@ -128,9 +127,8 @@ def _neighbours(blocks: Sequence[Block]) -> list[list[tuple[int, list[_Interval]
             taken = _merged(
                 (theirs.start - own.stop, theirs.stop - own.start)
                 for own in block.spans
-                if own.first <= blocks[other].last
                 for theirs in blocks[other].spans
-                if theirs.first <= block.last
+                if theirs.first <= own.last and own.first <= theirs.last
             )
             if taken:
                 found[mine].append((other, taken))

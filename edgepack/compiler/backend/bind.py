@@ -294,7 +294,7 @@ class _Binder:
                 r for r in map(self.draft.root_of, call.args) if self.draft.values[r].first < first
             }
         for root in kept:
-            self.draft.values[root].last = max(self.draft.values[root].last, end)
+            self.draft.keep(root, end)
         made = PlanBlock(
             first=first,
             end=end,
@@ -353,7 +353,7 @@ class _Binder:
             if self.draft.values[index].name != name:
                 self.draft.values[index].name = name
         for index in outputs:
-            self.draft.values[self.draft.values[index].root].last = len(self.draft.calls)
+            self.draft.keep(index, len(self.draft.calls))
         reuse_arguments(self.draft)
         places, arena_bytes, params = place_values(self.draft)
         tensors = tuple(
@@ -444,7 +444,7 @@ class _Binder:
         put_results(self.draft, [outputs[state.output] for state in states], targets)
         for state, target in zip(states, targets, strict=True):
             outputs[state.output] = self.draft.shaped(target, self.draft.values[target].shape)
-            self.draft.values[target].last = len(self.draft.calls)
+            self.draft.keep(target, len(self.draft.calls))
 
 
 def _row_kernel(dtype: str, most: int, size: int) -> tirx.PrimFunc:

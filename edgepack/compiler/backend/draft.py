@@ -24,8 +24,9 @@ class PlanValue:
 
     It shows the bytes of the value `root` (maybe itself) from byte `start` on. Of a root, `first`
     and `last` are the calls between which its bytes hold something; an input's do from -1 on, and
-    an output's up to the end. Of what a call writes, `first` is that call wherever its bytes are.
-    `fixed` are inputs and outputs. `joined` are joints, which no call writes as one.
+    an output's up to the end. Of what a call writes, `first` is that call wherever its bytes are;
+    `used` is the last call that has this value, whatever else shows its bytes. `fixed` are inputs
+    and outputs. `joined` are joints, which no call writes as one.
     """
 
     name: str
@@ -38,6 +39,7 @@ class PlanValue:
     joined: bool = False
     first: int = -1
     last: int = -1
+    used: int = -1
 
     @property
     def nbytes(self) -> int:
@@ -169,10 +171,16 @@ class PlanDraft:
         for index in (*outputs, *scratch):
             self.values[index].first = now
         for index in (*inputs, *outputs, *scratch):
-            root = self.values[self.values[index].root]
-            root.last = max(root.last, now)
+            self.keep(index, now)
         args = (*inputs, *outputs, *scratch)
         self.calls.append(Call(kernel=name, args=args, inputs=len(inputs)))
+
+    def keep(self, index: int, call: int) -> None:
+        """Let the bytes of a value be what they are up to a call."""
+        value = self.values[index]
+        value.used = max(value.used, call)
+        root = self.values[value.root]
+        root.last = max(root.last, call)
 
     def _numbers_of(self, inputs: Sequence[int]) -> dict[int, tuple[int, int]]:
         """The bounds of those inputs of a call that are constants, by number."""

@@ -30,19 +30,31 @@ def place_values(draft: PlanDraft) -> tuple[dict[int, int], int, bytearray]:
 
 
 def arena_blocks(draft: PlanDraft, roots: Sequence[int]) -> list[Block]:
-    """What the arena is made of. The bytes of a joint's parts are in use from the calls on that
-    write them; what lies there later (a result in place) changes nothing of that."""
-    parts: dict[int, list[ByteRange]] = {root: [] for root in roots if draft.values[root].joined}
-    for value in draft.values:
-        if value.root in parts and value.first >= 0 and not value.joined:
-            span = ByteRange(start=value.start, stop=value.start + value.nbytes, first=value.first)
-            parts[value.root].append(span)
+    """What the arena is made of. Bytes are in use from the first call that writes them to the last
+    one that reads them: parts of a joint come one after the other, and of what is read in parts
+    each is free after its last reader."""
+    parts: dict[int, list[ByteRange]] = {root: [] for root in roots}
+    for index, value in enumerate(draft.values):
+        if value.root not in parts or value.used < 0:
+            continue
+        root = draft.values[value.root]
+        is_written = (index == value.root or value.first >= 0) and not value.joined
+        # Of what is shown of a joint, its parts say from when on it is there.
+        shown_first = value.used if root.joined else root.first
+        part = ByteRange(
+            start=value.start,
+            # Where windows overlap a view may count bytes twice.
+            stop=min(value.start + value.nbytes, root.nbytes),
+            first=value.first if is_written else shown_first,
+            last=value.used,
+        )
+        parts[value.root].append(part)
     return [
         Block(
             size=value.nbytes,
             first=value.first,
             last=value.last,
-            parts=tuple(parts.get(root, ())),
+            parts=tuple(parts[root]),
         )
         for root, value in ((root, draft.values[root]) for root in roots)
     ]

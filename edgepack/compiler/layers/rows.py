@@ -102,7 +102,9 @@ def _is_product(value: relax.Expr, made: Mapping[relax.Var, relax.Expr]) -> bool
         return False
     if len(shape_of(before.args[0])) < 3:
         return False
-    return shape_of(value)[0] >= _FEWEST_ROWS and min(shape_of(right)) >= _FEWEST_COLUMNS
+    depth, columns = shape_of(right)
+    rows = shape_of(value)[0]
+    return min(rows, depth) >= _FEWEST_ROWS and columns >= _FEWEST_COLUMNS
 
 
 def _followed(

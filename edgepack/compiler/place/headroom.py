@@ -38,16 +38,17 @@ from edgepack.kernels.tiles.element import FLOAT32
 from edgepack.kernels.tiles.micro import assembly_epilogue
 from edgepack.kernels.value import Value, extent
 
-# What scratch memory may add to the two largest neighbours; the first that is not too slow.
+# What scratch memory may add to the two largest neighbours; the first that is not too slow. Beside
+# each is the part of the network's time that may be lost for it: what its multiply-adds take at the
+# CPU's rate.
 _SHARES = (1 / 16, 1 / 4, 1 / 2)
-# The part of the network's time that may be lost: what its multiply-adds take at the CPU's rate.
-_MOST_LOST = 0.03
+_MOST_LOST = (0.05, 0.03, 0.03)
 # So little scratch memory for each core may come on top; but not for a layer that is slower without
 # it by less than this.
 _FREE_BYTES = 64 << 10
 _FASTER = 1.05
 # The part of the two largest neighbours that is not little.
-_MUCH = 1 / 8
+_MUCH = 1 / 10
 # Rooms differ by steps, so that equal layers stay alike.
 _STEP = 32 << 10
 _SMALL_STEP = 4 << 10
@@ -305,16 +306,16 @@ def limit_scratch(
     The choices of `settings` are the forms taken so far, those of `fixed` signatures for good.
     Nothing is changed where it would make the network slower by more than a few hundredths.
     """
-    most = _MOST_LOST * fewest_cycles(layers, cpu)
+    cycles = fewest_cycles(layers, cpu)
     # Fresh weights are there for what room there is.
     fresh = {signature for signature, choice in settings.choices.items() if choice.weights == FRESH}
     alike = _alike(layers, room, cpu, fresh, limits)
     found: dict[str, _Less] = {}
     # Nothing on top at all is tried where that is much of the network's.
-    tries = [(share, _FASTER) for share in _SHARES]
+    tries = [(share, _FASTER, most) for share, most in zip(_SHARES, _MOST_LOST, strict=True)]
     if room.is_free_much:
-        tries.insert(0, (_SHARES[0], math.inf))
-    for share, faster in tries:
+        tries.insert(0, (_SHARES[0], math.inf, _MOST_LOST[0]))
+    for share, faster, most in tries:
         found = {
             signature: less
             for signature, group in alike.items()
@@ -326,7 +327,8 @@ def limit_scratch(
             )
             is not None
         }
-        if sum(less.lost for signature, less in found.items() if signature not in fresh) <= most:
+        lost = sum(less.lost for signature, less in found.items() if signature not in fresh)
+        if lost <= most * cycles:
             break
     else:
         found = {signature: less for signature, less in found.items() if signature in fresh}
