@@ -268,6 +268,30 @@ def test_winograds_algorithm(
     check_winograd(bundle, size, due, _run(bundle, given, len(given)))
 
 
+def test_nan_and_infinity_go_no_further_than_a_tile_of_winograds_algorithm(
+    opencl: Gpu, tmp_path: Path
+) -> None:
+    """As on a CPU: an infinity makes the rest of its tile NaN (docs/guides/precision.md)."""
+    b = Builder(seed=12)
+    b.op("Relu", b.conv("x", 32, 32), outputs=["y"])
+    path, shape = tmp_path / "model.onnx", (1, 32, 24, 24)
+    b.save(path, {"x": shape}, {"y": None})
+    bundle = _bundle(path, replace(opencl, **SLOW_GPU), tmp_path / "bundle")
+    calls = json.loads((bundle / "model/graph.json").read_text())["gpu"]["launches"]
+    assert any(launch["function"].endswith("_forth") for launch in calls)
+    x = np.random.default_rng(13).normal(size=shape).astype("float32")
+    x[0, 3, 5, 6], x[0, 8, 15, 17] = np.nan, np.inf
+    (due,) = _reference(path, {"x": x})
+    (got,) = _run(bundle, [x], 1)
+    assert np.isnan(got[np.isnan(due)]).all()
+    assert not np.isfinite(got[~np.isfinite(due)]).any()
+    # Tiles of 2x2 results begin at even places, and read one pixel around.
+    near = np.zeros(shape, bool)
+    near[..., 4:8, 4:8] = near[..., 14:18, 16:20] = True
+    np.testing.assert_allclose(got[~near], due[~near], rtol=1e-5, atol=1e-4)
+    assert np.isfinite(got[~near]).all()
+
+
 @pytest.mark.parametrize(
     ("precision", "tile", "most"),
     [
