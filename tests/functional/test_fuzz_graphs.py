@@ -544,6 +544,15 @@ def test_dilations_that_the_reference_reads_otherwise() -> None:
     assert not of("AveragePool", image, kernel_shape=[2, 2], **dilated)
 
 
+def test_no_node_has_a_shape_of_the_reference_s_alone() -> None:
+    """onnxruntime makes less than size * stride of a kernel below the stride, as onnx infers it."""
+    s = sketch.Sketch(0, 17)
+    image, weight = s.input(np.ones((1, 1, 3))), s.const(np.ones((1, 1, 1)))
+    with pytest.raises(sketch.InvalidNodeError, match="another shape than onnx infers"):
+        s.op("ConvTranspose", image, weight, auto_pad="SAME_UPPER", strides=[3])
+    s.op("ConvTranspose", image, weight, auto_pad="VALID", strides=[3])
+
+
 def test_a_cubic_resize_of_integers_is_rounded_either_way_at_a_half() -> None:
     """-1/8 of 7 and 9/8 of 3 are 2.5."""
     s = sketch.Sketch(0, 20)

@@ -179,6 +179,8 @@ class Sketch:
             value.size > _MOST_ELEMENTS or value.dtype.name not in ALL + NARROW for value in values
         ):
             raise InvalidNodeError("too large, or of a type that no model has at its border")
+        if any(map(_is_of_another_shape, model.graph.output, values)):
+            raise InvalidNodeError("onnx's reference has another shape than onnx infers")
         self.nodes.append(node)
         for name, value in zip(names, values, strict=True):
             self.values[name] = value
@@ -355,6 +357,15 @@ BY_REFERENCE = ("InstanceNormalization", "Resize", "Upsample")
 
 # How near to an integer a linear Resize of integers, which is cut off there, may be either.
 _ON_AN_EDGE = 1e-4
+
+
+def _is_of_another_shape(inferred: onnx.ValueInfoProto, value: np.ndarray) -> bool:
+    """As of a ConvTranspose by SAME whose kernel is smaller than its stride."""
+    if not inferred.type.tensor_type.HasField("shape"):
+        return False
+    sizes = [dim.dim_value for dim in inferred.type.tensor_type.shape.dim]
+    known = all(dim.HasField("dim_value") for dim in inferred.type.tensor_type.shape.dim)
+    return len(sizes) != value.ndim or (known and tuple(sizes) != value.shape)
 
 
 def run_to_either_side(
