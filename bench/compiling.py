@@ -82,16 +82,16 @@ def measure(models: Sequence[str], progress: Progress) -> None:
 
 
 def plan_arenas(models: Sequence[str], progress: Progress) -> None:
-    """Stores the arenas of other CPUs, over the two largest neighbours; nothing is compiled."""
+    """Stores the arenas of other CPUs, over what is alive at once; nothing is compiled."""
     for model in map(get_model, models):
         progress.step(f"planning {model.name}")
-        checked, both = load_model(ModelSpec(path=model.path)), neighbours(onnx.load(model.path))
+        checked, least = load_model(ModelSpec(path=model.path)), alive(onnx.load(model.path))
         rows = {}
         for name, (board, cpu) in _PLANNED.items():
             found = get_board(board)
             found = replace(found, cpu=cpu) if cpu else found
             plan, *_ = plan_model(checked, found, growth=GROWTH[DEFAULT_OPTIMIZE])
-            rows[name] = Figure(value=plan.arena_bytes / both)
+            rows[name] = Figure(value=plan.arena_bytes / least)
         store("compile", {"planned": {model.name: rows}})
 
 
@@ -204,12 +204,12 @@ def report() -> str:
         for names in (MODELS, WIDE, KINDS)
         if (rows := ordered(stored.get(BOARD, {}), names))
     ]
-    if rows := ordered(stored.get("planned", {}), (*MODELS, *WIDE)):
+    if rows := ordered(stored.get("planned", {}), (*MODELS, *WIDE, *KINDS)):
         parts += [_OF_OTHERS, _table(rows, {name: name for name in _PLANNED})]
     return "\n\n".join(parts)
 
 
-_OF_OTHERS = """The arena over two neighbours as it is planned for other CPUs: two cores with
+_OF_OTHERS = """The arena over what is alive, as it is planned for other CPUs: this machine's cores with
 AVX-512 (`znver4`), a Raspberry Pi 4 and 3 (four cores, each with scratch memory), and a PYNQ."""
 
 
