@@ -40,7 +40,8 @@ class Unit:
 
 def units(build: Path, folders: Sequence[Path]) -> list[Unit]:
     """What lies in `folders`, of the project configured in `build`; no tests."""
-    groups: dict[tuple[str, tuple[str, ...]], list[Path]] = {}
+    # Once, what several programs are made of.
+    groups: dict[tuple[str, tuple[str, ...]], dict[Path, None]] = {}
     for entry in json.loads((build / "compile_commands.json").read_text()):
         source = Path(entry["file"])
         if (
@@ -49,10 +50,11 @@ def units(build: Path, folders: Sequence[Path]) -> list[Unit]:
             and any(source.is_relative_to(folder) for folder in folders)
         ):
             key = (entry["directory"], _flags(entry["command"]))
-            groups.setdefault(key, []).append(source)
+            groups.setdefault(key, {})[source] = None
     return [
         Unit(sources=tuple(sources[first : first + size]), directory=directory, flags=flags)
-        for (directory, flags), sources in groups.items()
+        for (directory, flags), found in groups.items()
+        for sources in [[*found]]
         for size in [-(-len(sources) // -(-len(sources) // MOST_SOURCES))]
         for first in range(0, len(sources), size)
     ]
