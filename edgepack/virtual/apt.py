@@ -29,6 +29,8 @@ _HELPER = Path("/usr/lib/apt/apt-helper")
 # Settings of the machine that decide whether its mirror can be reached at all.
 _INHERITED = ("Acquire::http", "Acquire::https", "Acquire::Check-")
 _TIMEOUT_S = 900
+# What apt's own account writes to.
+_OF_APT = ("var/cache/apt", "var/lib/apt")
 # apt's words where a file is not the one that the signed Release file names.
 _CHANGING = "Mirror sync in progress?"
 
@@ -74,6 +76,11 @@ def unpack(
         ) from None
     # Not by dpkg's path-exclude: for that mmdebstrap starts a Python for each package.
     remove(folder, exclude)
+    # For root, apt downloads as an account of its own, where that reaches the folder.
+    for top in _OF_APT:
+        for path in (folder / top).rglob("*"):
+            if path.lstat().st_uid != os.geteuid():
+                os.chown(path, os.geteuid(), os.getegid(), follow_symlinks=False)
 
 
 def download(path: str, target: Path, *, suite: str, sha256: str) -> None:

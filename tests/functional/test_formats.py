@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from edgepack.bundle.bundle import Bundle
 from edgepack.bundle.service import Service
 from edgepack.device.ssh import SshDevice
 from edgepack.formats import Options, apt_repository, mender_server
+from edgepack.virtual import apt
 from edgepack.virtual.rootfs import rootfs
 from tests import cross
 from tests.boards import login, own_boards, tar_of_missing, unpacked
@@ -258,6 +260,19 @@ def test_skopeo_and_umoci_read_the_image(tmp_path: Path) -> None:
     assert config["config"]["Entrypoint"] == [f"/{entry.relative_to(files)}"]
     answer = run([qemu, "-L", files, entry, "--golden"])
     assert answer.stdout == "--golden 1.000\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="apt has an account of its own for root alone")
+def test_what_is_unpacked_is_ours_where_others_reach_the_folder() -> None:
+    """As in a cache below /opt or /var: below /root apt's account gets nowhere."""
+    require_tool("mmdebstrap")
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        root = Path(name) / "root"
+        apt.unpack(["netbase"], root, suite="bookworm", arch="armhf")
+        assert (root / "etc/services").exists()
+        assert (root / "var/cache/apt/archives/partial").exists()
+        assert {path.lstat().st_uid for path in root.rglob("*")} == {0}
 
 
 def test_a_changed_image_is_refused(tmp_path: Path) -> None:
