@@ -209,7 +209,7 @@ def report() -> str:
     return "\n\n".join(parts)
 
 
-_OF_OTHERS = """The arena over what is alive, as it is planned for other CPUs: this machine's cores with
+_OF_OTHERS = """The arena over what is alive, as it is planned for other CPUs: two cores with
 AVX-512 (`znver4`), a Raspberry Pi 4 and 3 (four cores, each with scratch memory), and a PYNQ."""
 
 
