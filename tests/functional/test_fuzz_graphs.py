@@ -519,7 +519,7 @@ def test_products_that_are_infinite_are_chosen_beside_an_infinity_elsewhere() ->
     assert graphs.behind_choices(s.model(), s.values) == {large}
 
 
-def test_dilations_that_the_reference_reads_otherwise() -> None:
+def test_attributes_that_the_reference_reads_otherwise() -> None:
     def of(operator: str, x: np.ndarray, **attributes: Any) -> frozenset[str]:
         s = sketch.Sketch(0, 19)
         given = [s.input(x)]
@@ -542,6 +542,8 @@ def test_dilations_that_the_reference_reads_otherwise() -> None:
     assert of("AveragePool", image, **pool, **dilated)
     assert not of("AveragePool", image, **pool)
     assert not of("AveragePool", image, kernel_shape=[2, 2], **dilated)
+    assert of("Unique", image, sorted=0)
+    assert not of("Unique", image)
 
 
 def test_no_node_has_a_shape_of_the_reference_s_alone() -> None:

@@ -135,6 +135,9 @@ def behind_choices(
     return frozenset(found)
 
 
+_CONVOLUTIONS, _POOLS = ("Conv", "ConvTranspose"), ("AveragePool", "LpPool")
+
+
 def _is_wrong_in_reference(node: onnx.NodeProto, values: Sequence[np.ndarray]) -> bool:
     """onnx's reference (1.23.2) gives each group of a ConvTranspose the first group's bias, unlike
     Conv's, onnxruntime and PyTorch; and the windows of a pool of sums that rounds up begin before
@@ -142,20 +145,22 @@ def _is_wrong_in_reference(node: onnx.NodeProto, values: Sequence[np.ndarray]) -
     Resize by half_pixel_symmetric has another first position than ONNX's formula says, and a
     QuantizeLinear turns numbers of more steps than an int32 counts to the other end of the type.
     What an auto_pad pads says nothing of a pool's dilations; and those of a convolution are zeros
-    among its weights, which an infinity makes NaN."""
+    among its weights, which an infinity makes NaN. A Unique that is not to sort does, alone."""
     given = {item.name: item.i for item in node.attribute}
     is_dilated = any(item.name == "dilations" and {*item.ints} != {1} for item in node.attribute)
-    if is_dilated and node.op_type in ("Conv", "ConvTranspose"):
-        return not all(map(_is_finite, values))
-    if is_dilated and any(item.name == "auto_pad" for item in node.attribute):
-        return True
+    if is_dilated and node.op_type in (*_CONVOLUTIONS, *_POOLS, "MaxPool"):
+        is_automatic = any(item.name == "auto_pad" for item in node.attribute)
+        if is_automatic or not all(map(_is_finite, values)):
+            return True
     if node.op_type == "Resize":
         return any(item.s == b"half_pixel_symmetric" for item in node.attribute)
     if node.op_type == "QuantizeLinear" and len(values) > 1:
         steps = np.abs(wide(values[0])).max(initial=0) / np.abs(wide(values[1])).min(initial=np.inf)
         return not steps < 2**31
-    if node.op_type in ("AveragePool", "LpPool"):
+    if node.op_type in _POOLS:
         return given.get("ceil_mode", 0) != 0 or not all(map(_is_finite, values))
+    if node.op_type == "Unique":
+        return not given.get("sorted", 1)
     return node.op_type == "ConvTranspose" and len(node.input) > 2 and given.get("group", 1) != 1
 
 
