@@ -91,6 +91,13 @@ MEANINGS: Sequence[Meaning] = (
         applies=_by_result,
     ),
     Meaning(
+        operator="Resize, Upsample",
+        form="a scale that gives an integer size in float32 alone, such as 0.7 of 10",
+        onnx="rounds down what is a little less: 6",
+        onnxruntime="the product in float32: 7, as in PyTorch",
+        taken=ONNXRUNTIME,
+    ),
+    Meaning(
         operator="Resize",
         form="nearest by half_pixel_symmetric, a position between two elements or on one",
         onnx="that element",

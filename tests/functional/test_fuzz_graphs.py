@@ -542,6 +542,8 @@ def test_attributes_that_the_reference_reads_otherwise() -> None:
     assert of("AveragePool", image, **pool, **dilated)
     assert not of("AveragePool", image, **pool)
     assert not of("AveragePool", image, kernel_shape=[2, 2], **dilated)
+    assert graphs._has_another_size([np.ones((1, 10)), np.array([1, 0.7], "float32")])
+    assert not graphs._has_another_size([np.ones((1, 10)), np.array([1, 0.65], "float32")])
     assert of("Unique", image, sorted=0)
     assert not of("Unique", image)
 

@@ -152,8 +152,9 @@ def _is_wrong_in_reference(node: onnx.NodeProto, values: Sequence[np.ndarray]) -
         is_automatic = any(item.name == "auto_pad" for item in node.attribute)
         if is_automatic or not all(map(_is_finite, values)):
             return True
-    if node.op_type == "Resize":
-        return any(item.s == b"half_pixel_symmetric" for item in node.attribute)
+    if node.op_type in ("Resize", "Upsample"):
+        is_symmetric = any(item.s == b"half_pixel_symmetric" for item in node.attribute)
+        return is_symmetric or _has_another_size(values)
     if node.op_type == "QuantizeLinear" and len(values) > 1:
         steps = np.abs(wide(values[0])).max(initial=0) / np.abs(wide(values[1])).min(initial=np.inf)
         return not steps < 2**31
@@ -162,6 +163,16 @@ def _is_wrong_in_reference(node: onnx.NodeProto, values: Sequence[np.ndarray]) -
     if node.op_type == "Unique":
         return not given.get("sorted", 1)
     return node.op_type == "ConvTranspose" and len(node.input) > 2 and given.get("group", 1) != 1
+
+
+def _has_another_size(values: Sequence[np.ndarray]) -> bool:
+    """Whether sizes times scales, the last values, are integers in float32 only."""
+    if not values:  # of values that only running the model tells
+        return False
+    sizes, scales = np.array(values[0].shape, "float32"), values[-1]
+    if scales.dtype != np.float32 or scales.shape != sizes.shape:
+        return False
+    return bool((np.floor(sizes * scales) != np.floor(sizes.astype("float64") * scales)).any())
 
 
 def _is_read_otherwise(node: onnx.NodeProto, given: Sequence[np.ndarray]) -> bool:
