@@ -223,6 +223,11 @@ def _overflows(
         largest = (np.abs(a[np.isfinite(a)]).max(initial=0) for a in first)
         return any(size > np.finfo("float32").max / 16 for size in largest)
     made = [values[name] for name in node.output if name in values]
+    if node.op_type == "ReduceProd" and given and made and made[0].dtype.kind == "f":
+        # Some of the elements, which others would have made small again.
+        with np.errstate(over="ignore"):
+            large = np.maximum(np.abs(wide(given[0])), 1).prod()
+        return bool(large > np.finfo(made[0].dtype).max)
     if node.op_type not in _SUMS or all(map(_is_finite, made)):
         return False
     if all(map(_is_finite, given)):
