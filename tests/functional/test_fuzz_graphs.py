@@ -607,6 +607,24 @@ def test_the_tail_of_a_gelu_is_told_from_a_wrong_one() -> None:
     assert graphs.compared(case, [due[0] * np.float32(1.01)])[0] == "different"
 
 
+def test_what_is_steep_behind_an_erf_is_told_from_a_wrong_one() -> None:
+    """The next float32 to 0.9999956 has an arc sine that is 2e-5 off."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 13]> g (float[1] x) => (float[1] y) '
+        "{ e = Erf (x) y = Asin (e) }"
+    )
+    x = np.array([3.2453], "float32")
+    due = sketch.run_by_onnxruntime(model, {"x": x})
+    assert due is not None
+    case = graphs.Drawn(name="steep", model=model, given=[x], due=due)
+    near = np.arcsin(
+        np.nextafter(np.sin(due[0].astype("float64")).astype("float32"), np.float32(0))
+    )
+    assert 1e-5 < due[0] - near < 1e-4
+    assert graphs.compared(case, [near])[0] == "unsteady"
+    assert graphs.compared(case, [due[0] - np.float32(1e-3)])[0] == "different"
+
+
 def test_a_pool_that_rounds_up_averages_its_window(tmp_path: Path) -> None:
     """In float64, which onnxruntime has no kernel for; onnx's reference takes other windows."""
     model = onnx.parser.parse_model(
