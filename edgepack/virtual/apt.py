@@ -76,11 +76,18 @@ def unpack(
         ) from None
     # Not by dpkg's path-exclude: for that mmdebstrap starts a Python for each package.
     remove(folder, exclude)
-    # For root, apt downloads as an account of its own, where that reaches the folder.
-    for top in _OF_APT:
-        for path in (folder / top).rglob("*"):
-            if path.lstat().st_uid != os.geteuid():
-                os.chown(path, os.geteuid(), os.getegid(), follow_symlinks=False)
+    if os.geteuid() == 0:
+        _take_from_apt(folder)
+
+
+def _take_from_apt(folder: Path) -> None:
+    """Make root the owner of what apt's account has written below `folder`: for root apt downloads
+    as that account, where it reaches the folder."""
+    tops = tuple(str(folder / top) for top in _OF_APT)
+    for parent, folders, files in os.walk(folder):  # which does not follow links
+        if parent.startswith(tops):
+            for name in [*folders, *files]:
+                os.chown(Path(parent, name), 0, 0, follow_symlinks=False)
 
 
 def download(path: str, target: Path, *, suite: str, sha256: str) -> None:
