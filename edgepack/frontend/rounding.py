@@ -8,6 +8,7 @@ import numpy as np
 
 from edgepack.frontend.precision import MOST
 from edgepack.kernels.tiles import arm, toom_cook
+from edgepack.kernels.tiles.element import FLOAT16
 
 # Tiles and output channels that are looked at: errors are alike in all of them.
 _TILES, _OUTS = 24, 32
@@ -82,7 +83,7 @@ def _sums(weights: np.ndarray, tiles: np.ndarray) -> np.ndarray:
     `arm.ConvolveInParts` adds them up."""
     ins = weights.shape[2]
     total = np.zeros((*weights.shape[:2], tiles.shape[2]), "float32")
-    parts = max(1, -(-ins // arm.SHORT_CHAIN))
+    parts = max(1, -(-ins // arm.longest_chain(FLOAT16, results=2)))
     for some in np.array_split(np.arange(ins), parts):
         part = np.zeros_like(total)
         for channel in some:

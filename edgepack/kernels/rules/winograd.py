@@ -252,7 +252,7 @@ class _WinogradKernel:
                 bias_first=True,  # at most points there is none
                 epilogue=Epilogue(self.site.output),
                 functions=self.functions,
-                chain=arm.SHORT_CHAIN,
+                results=self.form.results,
                 first_weight=first,
             )
             return loops.group(0, position)

@@ -23,12 +23,10 @@ from edgepack.kernels.tiles.arm.integers import IntegerKernel, IntegerTile, inte
 from edgepack.kernels.tiles.arm.isa import QUAD, Isa
 from edgepack.kernels.tiles.arm.kernels import KERNELS, MicroKernel, isa_of, micro_kernel
 from edgepack.kernels.tiles.arm.reductions import (
-    CHAIN,
-    HALF_CHAIN,
-    SHORT_CHAIN,
     Convolve,
     Depthwise,
     Reduction,
+    longest_chain,
 )
 from edgepack.kernels.tiles.arm.rounding import ANY_WIDTH, width_of
 from edgepack.kernels.tiles.arm.tile import AssemblyTile, EpilogueStep, TileRows
@@ -36,11 +34,8 @@ from edgepack.kernels.tiles.arm.widening import Widening
 
 __all__ = [
     "ANY_WIDTH",
-    "CHAIN",
-    "HALF_CHAIN",
     "KERNELS",
     "QUAD",
-    "SHORT_CHAIN",
     "AssemblyTile",
     "Convolve",
     "Depthwise",
@@ -56,6 +51,7 @@ __all__ = [
     "Widening",
     "integer_kernel",
     "isa_of",
+    "longest_chain",
     "micro_kernel",
     "width_of",
 ]

@@ -108,6 +108,16 @@ class InOrderAarch64(InOrder, Aarch64):
         if advance:
             self.add(register, QUAD * len(vectors))
 
+    def load_addends(
+        self, vectors: Sequence[int], register: str, *, advance: bool, first: int = 0
+    ) -> None:
+        """The lower halves as vectors are loaded, the upper ones through core registers: each has a
+        cycle, and an insert or an addition shares it."""
+        for index, vector in enumerate(vectors, start=first):
+            self._load_through_core(vector, register, [QUAD * index, QUAD * index + 8], 1)
+        if advance:
+            self.add(register, QUAD * len(vectors))
+
     def move_strided(
         self, name: str, vector: int, register: str, *, step: int, index: int, count: int
     ) -> int:
@@ -134,9 +144,16 @@ class InOrderAarch64(InOrder, Aarch64):
         Where a vector load takes a part of the arithmetic, both halves come through core registers:
         those loads are in no multiply-add's way, and two inserts share a cycle wherever it is.
         """
+        through_core = 2 if self.core.vector_load_takes_pipe.value else 1
+        self._load_through_core(vector, register, places, through_core)
+
+    def _load_through_core(
+        self, vector: int, register: str, places: Sequence[int], through_core: int
+    ) -> None:
+        """So many halves, the upper ones, go through core registers."""
         for index, place in enumerate(places):
             address = f"[{{{register}}}, #{self.reach(register, place, 8, _MOST_LOADED)}]"
-            if index == 0 and not self.core.vector_load_takes_pipe.value:
+            if index < 2 - through_core:
                 self.lines.append(f"ldr d{vector}, {address}")
                 continue
             half = self.half()

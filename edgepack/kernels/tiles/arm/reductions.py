@@ -10,6 +10,7 @@ from typing import Protocol
 from edgepack.kernels.tiles.arm.ahead import LoadsAhead
 from edgepack.kernels.tiles.arm.isa import MOST_AT_ONCE, QUAD, Isa
 from edgepack.kernels.tiles.arm.writer import Writer
+from edgepack.kernels.tiles.element import FLOAT16, Element
 
 # Columns of a window that are unrolled, and how many of a longer one are done in a turn of a loop.
 _MOST_COLUMNS = 16
@@ -20,13 +21,24 @@ _MOST_POINTS = 9
 # Products that are added up in a row, at most, in float32: ResNet-50's inner tensors are 1.05 times
 # as far off as onnxruntime's (`bench.rounding --board rasp4b-64`, exact; 1.04 times with 192, 1.22
 # with 256, which leaves sums of 256 whole, 1.52 with 768).
-CHAIN = 240
+_CHAIN = 240
+# The same of Winograd's tiles with two results in a row, which have no large coefficients: ResNets
+# are no less exact with it.
+_LONG_CHAIN = 256
 # In half precision MobileNetV2's logits are 42 dB above their error with it (four photos, qemu's
 # Cortex-A76).
-HALF_CHAIN = 192
-# The same of halves where errors grow behind the sums, as those of Winograd's algorithm do: 512
-# channels are 51 dB above their error instead of 48.
-SHORT_CHAIN = 96
+_HALF_CHAIN = 192
+# The same of halves behind transforms of Winograd's algorithm, where errors grow behind the sums:
+# 512 channels are 51 dB above their error instead of 48.
+_SHORT_HALF_CHAIN = 96
+
+
+def longest_chain(element: Element, results: int = 1) -> int:
+    """How many products are added up in a row, at most: of an algorithm with so many `results` in a
+    row of a tile, as `toom_cook.TileForm` has them."""
+    if element == FLOAT16:
+        return _SHORT_HALF_CHAIN if results > 1 else _HALF_CHAIN
+    return _LONG_CHAIN if results == 2 else _CHAIN
 
 
 class Reduction(Protocol):
@@ -61,7 +73,7 @@ class Convolve:
     row_step: int
     plane_step: int
     back: int = 0
-    chain: int = CHAIN
+    chain: int = _CHAIN
 
     def write(self, writer: Writer) -> None:
         """Write the loops over blocks and window rows."""
@@ -185,7 +197,7 @@ class ConvolveInParts(Convolve):
             for first in range(0, len(sums), len(writer.free)):
                 some = sums[first : first + len(writer.free)]
                 others = writer.free[: len(some)]
-                writer.load(others, totals, advance=False, first=first)
+                writer.load_addends(others, totals, advance=False, first=first)
                 for sum_, other in zip(some, others, strict=True):
                     writer.binary("add", sum_, sum_, other)
 

@@ -98,8 +98,7 @@ class AssemblyTile:
         registers = writer.free[: self.vectors]
         for v, accumulators in enumerate(writer.accumulators):
             bias = registers[v % len(registers)]
-            with writer.apart_from_products():
-                writer.load([bias], "bias", advance=v + 1 < self.vectors)
+            writer.load_addends([bias], "bias", advance=v + 1 < self.vectors)
             for total in accumulators:
                 writer.binary("add", total, total, bias)
 

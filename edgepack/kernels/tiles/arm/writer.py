@@ -180,6 +180,13 @@ class Writer(ABC):
         yield
         self.idle = False
 
+    def load_addends(
+        self, vectors: Sequence[int], register: str, *, advance: bool, first: int = 0
+    ) -> None:
+        """Load what is added to sums that are done."""
+        with self.apart_from_products():
+            self.load(vectors, register, advance=advance, first=first)
+
     def move_all_strided(self, name: str, vectors: Sequence[int], register: str, step: int) -> int:
         """The same for all of some vectors."""
         count = len(vectors)

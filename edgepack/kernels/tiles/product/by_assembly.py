@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from edgepack.kernels.tiles import arm, micro, tir
-from edgepack.kernels.tiles.element import FLOAT16
 from edgepack.kernels.tiles.product.code import ProductTensors, TileAt
 
 
 class AssemblyTiles:
-    """Tiles by a micro-kernel, in the instruction set `isa`, that adds up at most `chain` products
-    of halves in a row; see `TileCode`."""
+    """Tiles by a micro-kernel, in the instruction set `isa`, see `TileCode`; for
+    `results` see `arm.longest_chain`."""
 
     def __init__(
         self,
@@ -17,9 +16,10 @@ class AssemblyTiles:
         kernel: arm.MicroKernel,
         isa: arm.Isa,
         functions: micro.AssemblyFunctions | None,
-        chain: int,
+        results: int,
     ) -> None:
-        self.tensors, self.kernel, self.chain = tensors, kernel, chain
+        self.tensors, self.kernel = tensors, kernel
+        self.chain = arm.longest_chain(kernel.element, results)
         self.tiles = micro.MicroKernelCalls(
             isa,
             tensors.source,
@@ -55,7 +55,7 @@ class AssemblyTiles:
             row_step=source.row_bytes * window.dilation[0],
             plane_step=source.plane_bytes,
             back=back % lanes,
-            chain=self.chain if self.kernel.element == FLOAT16 else arm.CHAIN,
+            chain=self.chain,
         )
         return self.tiles.call(
             reduction,

@@ -49,8 +49,7 @@ class ProductLoops:
     `first_weight`; each panel of them has those of a `part` of a larger product, if there is one. A
     `choice` says what of the loops is not as the cost model has it. Functions that tiles call are
     kept in `functions`, if given, for several products of one kernel. Those of integers are added
-    up by `dot`, sums of halves in parts of at most `chain` products. For `bias_first` see
-    `ProductTensors`.
+    up by `dot`; for `results` see `arm.longest_chain`, for `bias_first` `ProductTensors`.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class ProductLoops:
         part: PanelPart | None = None,
         choice: Way | None = None,
         dot: DotProduct | None = None,
-        chain: int = arm.HALF_CHAIN,
+        results: int = 1,
         bias_first: bool = False,
     ) -> None:
         self.cpu = cpu
@@ -110,7 +109,7 @@ class ProductLoops:
             epilogue=epilogue,
             bias_first=bias_first,
         )
-        self.code = _code(tensors, tile, cpu, functions, choice, dot, chain)
+        self.code = _code(tensors, tile, cpu, functions, choice, dot, results)
 
     def imported(self, body: tir.Stmt) -> tir.Stmt:
         """`body`, which has these loops, with the code that they call."""
@@ -395,7 +394,7 @@ def _code(
     functions: micro.AssemblyFunctions | None,
     choice: Way | None,
     dot: DotProduct | None,
-    chain: int,
+    results: int,
 ) -> TileCode:
     """The best code for tiles no larger than one."""
     element = tensors.source.layout.element
@@ -411,7 +410,7 @@ def _code(
     wide = choice is not None and choice.loads == WIDE
     if wide and kernel.fits(tile.pixels, tile.vectors, isa.registers):
         isa = replace(isa, core="")
-    return AssemblyTiles(tensors, kernel, isa, functions, chain)
+    return AssemblyTiles(tensors, kernel, isa, functions, results)
 
 
 def _turns(
