@@ -30,12 +30,16 @@ from edgepack.kernels.tiles.element import FLOAT16
 
 _COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 _KINDS = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max, *_COMPARISONS)
+_WRAPPING = (tirx.Add, tirx.Sub, tirx.Mul)
 _QUOTIENTS = (tirx.FloorDiv, tirx.FloorMod)
 _PREFIX = "edgepack.exact."
 _BY_NAME = {_PREFIX + kind.__name__: kind for kind in (*_KINDS, *_QUOTIENTS)}
 _CALL = "tirx.call_pure_extern"
 _SHORT = (tirx.Var, tvm.ir.TensorLoad)
 _INT8 = tvm_ffi.dtype("int8")
+_SIGNED, _UNSIGNED, _FLOATING = (
+    tvm_ffi.dtype(name).type_code for name in ("int8", "uint8", "float32")
+)
 # LLVM's names of what IEEE 754 calls maximum and minimum.
 _INTRINSICS = {tirx.Max: "llvm.maximum", tirx.Min: "llvm.minimum"}
 
@@ -151,14 +155,16 @@ def _shown(
     make: Callable[[tirx.Expr], tirx.Expr],
     kinds: tuple[type[tirx.Expr], ...] = _KINDS,
 ) -> tirx.Stmt | tirx.Expr:
+    is_fenced = kinds is _KINDS
+
     def show_one(call: tvm.ir.Call) -> tirx.Expr:
-        known = tir.in_fence(call) if kinds == _KINDS else None
-        if isinstance(known, tirx.FloatImm | tirx.Broadcast):
-            return known
-        if not isinstance(call.op, tvm.ir.Op) or call.op.name != _CALL:
-            return call
-        kind = _BY_NAME.get(call.args[0].value)
-        return make(kind(*call.args[1:])) if kind in kinds else call
+        op = call.op
+        if not isinstance(op, tvm.ir.Op) or op.name != _CALL:
+            known = tir.in_fence(call) if is_fenced else None
+            return known if isinstance(known, tirx.FloatImm | tirx.Broadcast) else call
+        args = call.args
+        kind = _BY_NAME.get(args[0].value)
+        return make(kind(args[1], args[2])) if kind in kinds else call
 
     return tvm_ffi.structural_map(body, (tvm.ir.Call, show_one))
 
@@ -197,8 +203,10 @@ def _propagating(target: tvm.target.Target) -> Callable[[tirx.Expr], tirx.Expr]:
 
 def _wraps(item: tirx.Expr) -> bool:
     """Whether it is arithmetic that TVM does not know to wrap."""
-    dtype = str(item.a.ty.dtype.with_lanes(1))
-    return isinstance(item, tirx.Add | tirx.Sub | tirx.Mul) and dtype in ("uint32", "uint64")
+    if not isinstance(item, _WRAPPING):
+        return False
+    dtype = item.a.ty.dtype
+    return dtype.type_code == _UNSIGNED and dtype.bits in (32, 64)
 
 
 def _wrapped(item: tirx.Expr) -> tirx.Expr:
@@ -268,4 +276,8 @@ def _is_truth(value: tirx.Expr) -> bool:
 
 
 def _is_float(value: tirx.Expr) -> bool:
-    return str(value.ty.dtype).startswith("float")
+    dtype = value.ty.dtype
+    code = dtype.type_code
+    if code in (_SIGNED, _UNSIGNED):  # most, and writing names takes time
+        return False
+    return code == _FLOATING or str(dtype).startswith("float")

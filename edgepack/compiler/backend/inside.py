@@ -71,15 +71,7 @@ def has_positions(function: tirx.PrimFunc) -> bool:
     if not _has_late_integers(function.body):
         return False
     late: set[int] = set()
-    found = False
-
-    def access(indices: Sequence[tirx.Expr]) -> None:
-        nonlocal found
-        found = found or any(_is_late(index, late) for index in indices)
-
-    def call(item: tvm.ir.Call) -> None:
-        nonlocal found
-        found = found or any(_is_late(arg, late) for arg in _numbers_of(item))
+    places: list[tirx.Expr] = []
 
     def loop(item: tirx.For) -> None:
         if _is_late(item.min, late) or _is_late(item.extent, late):
@@ -94,18 +86,18 @@ def has_positions(function: tirx.PrimFunc) -> bool:
         (
             (tirx.For, loop),
             (tirx.Bind, bind),
-            (tvm.ir.TensorLoad, lambda item: access(item.indices)),
-            (tirx.BufferStore, lambda item: access(item.indices)),
-            (tvm.ir.Call, call),
+            ((tvm.ir.TensorLoad, tirx.BufferStore), lambda item: places.extend(item.indices)),
+            (tvm.ir.Call, lambda item: places.extend(_numbers_of(item))),
         ),
         order="pre",
     )
-    return found
+    # All in one walk: a kernel that is unrolled has a hundred thousand.
+    return _is_late(tvm_ffi.Array(places), late)
 
 
 def _has_late_integers(body: tirx.Stmt) -> bool:
-    """Whether some integer may be, or be made of, what is loaded: in one walk, where
-    `has_positions` has one for each index."""
+    """Whether some integer may be, or be made of, what is loaded: what most kernels have none of
+    is looked for first."""
 
     def integer(item: tirx.Expr) -> tvm_ffi.VisitInterrupt | None:
         return tvm_ffi.VisitInterrupt(item) if _is_integer(item) else None
@@ -113,28 +105,31 @@ def _has_late_integers(body: tirx.Stmt) -> bool:
     def cast(item: tirx.Cast) -> tvm_ffi.VisitInterrupt | None:
         return None if _is_integer(item.value) else integer(item)
 
-    entries = (((tvm.ir.TensorLoad, tvm.ir.Call, tirx.Select), integer), (tirx.Cast, cast))
+    def call(item: tvm.ir.Call) -> tvm_ffi.VisitInterrupt | None:
+        # What is called by name with nothing knows nothing of what is loaded.
+        is_mark = len(item.args) == 1 and isinstance(item.args[0], tvm.ir.StringImm)
+        return None if is_mark else integer(item)
+
+    entries = (
+        ((tvm.ir.TensorLoad, tirx.Select), integer),
+        (tvm.ir.Call, call),
+        (tirx.Cast, cast),
+    )
     return tvm_ffi.structural_walk(body, entries) is not None
 
 
-def _is_late(item: tirx.Expr, late: set[int]) -> bool:
-    """Whether an expression holds a load or a variable that was made of one."""
+def _is_late(item: tirx.Expr | tvm_ffi.Array, late: set[int]) -> bool:
+    """Whether an expression, or one of several, holds a load or a variable that was made of one."""
     if isinstance(item, tirx.IntImm):
         return False
     if isinstance(item, tirx.Var):
         return hash(item) in late
-    found = False
 
-    def load(_: tvm.ir.TensorLoad) -> None:
-        nonlocal found
-        found = True
+    def variable(item: tirx.Var) -> tvm_ffi.VisitInterrupt | None:
+        return tvm_ffi.VisitInterrupt(item) if hash(item) in late else None
 
-    def variable(var: tirx.Var) -> None:
-        nonlocal found
-        found = found or hash(var) in late
-
-    tvm_ffi.structural_walk(item, ((tvm.ir.TensorLoad, load), (tirx.Var, variable)))
-    return found
+    entries = ((tvm.ir.TensorLoad, tvm_ffi.VisitInterrupt), *([(tirx.Var, variable)] * bool(late)))
+    return tvm_ffi.structural_walk(item, entries) is not None
 
 
 def _name(call: tvm.ir.Call) -> str:
