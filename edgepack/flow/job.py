@@ -86,6 +86,12 @@ from edgepack.preprocess.spec import PreprocessSpec
 
 log = logging.getLogger(__name__)
 
+# What a comparison needs of code is that it is made quickly: that of YOLOv8n takes 17 s of CPU time
+# for this CPU, and 27 s for one with AVX-512. Flags of /proc/cpuinfo.
+_PLAIN_CPU = "haswell"
+_PLAIN_FLAGS = {"abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
+_CPUINFO = Path("/proc/cpuinfo")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -777,8 +783,11 @@ def _try_program(job: Job, bundle: Bundle, progress: Progress) -> None:
 
 
 def _local(job: Job) -> Job:
-    """The same for this machine."""
+    """The same for this machine, and to be made quickly: for the plainest of CPUs with vectors of
+    256 bits, if this one does what that does."""
     board = get_board("local")
+    if set(_CPUINFO.read_text().split()) >= _PLAIN_FLAGS:
+        board = replace(board, cpu=_PLAIN_CPU)
     return replace(job, board=board, toolchain=select(board))
 
 

@@ -19,6 +19,7 @@ from edgepack.base.errors import ConfigError, ImageError
 from edgepack.boards import get_board
 from edgepack.compiler import compiled
 from edgepack.flow import job as job_module
+from edgepack.flow import verify as verify_module
 from edgepack.flow.check import check_project
 from edgepack.flow.golden import SenselessGoldenError
 from edgepack.flow.job import Job, compile_task, make_job, package_job
@@ -280,3 +281,30 @@ def test_another_class_is_found_before_anything_is_compiled(
     with pytest.raises(ExpectedClassError, match="class 0") as refused:
         package_job(make_job(load_project(file)), tmp_path / "dist")
     assert 'color = "bgr"' in str(refused.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("flags", "cpu"), [("fma abm f16c bmi1 bmi2 movbe avx2", "haswell"), ("fma", "native")]
+)
+def test_what_is_only_compared_is_for_the_plainest_cpu_that_this_one_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, cpu: str
+) -> None:
+    class ReachedError(Exception):
+        """The build for this machine has been asked for."""
+
+    def compile_for(job: Job, **_: object) -> compiled.CompiledModel:
+        asked.append(job.board.cpu)
+        if job.board.is_local:
+            raise ReachedError
+        return real(job)
+
+    asked: list[str] = []
+    real = job_module.compile_job
+    (tmp_path / "cpuinfo").write_text(f"flags\t\t: {flags}\n")
+    monkeypatch.setattr(job_module, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(job_module, "compile_job", compile_for)
+    # As a network that would take too long under an emulator.
+    monkeypatch.setattr(verify_module, "_EMULATED_MACS", 0)
+    with pytest.raises(ReachedError):
+        package_job(make_job(load_project(project(tmp_path, 3))), tmp_path / "out")
+    assert asked[-1] == cpu
