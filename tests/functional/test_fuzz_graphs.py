@@ -625,6 +625,21 @@ def test_what_is_steep_behind_an_erf_is_told_from_a_wrong_one() -> None:
     assert graphs.compared(case, [due[0] - np.float32(1e-3)])[0] == "different"
 
 
+def test_an_order_of_small_sigmoids_is_told_from_a_wrong_one() -> None:
+    """onnxruntime has them equal, and takes the first; onnx's reference tells them apart."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 13]> g (float[4] x) => (float[3] v, int64[3] i) '
+        "<int64[1] k = {3}> { s = Sigmoid (x) v, i = TopK (s, k) }"
+    )
+    x = np.array([-60, -50, -70, 1], "float32")
+    due = sketch.run_by_onnxruntime(model, {"x": x})
+    assert due is not None
+    np.testing.assert_array_equal(due[1], [3, 0, 1])
+    case = graphs.Drawn(name="order", model=model, given=[x], due=due)
+    assert graphs.compared(case, [due[0], np.array([3, 1, 0])])[0] == "unsteady"
+    assert graphs.compared(case, [due[0] * np.float32(1.01), np.array([3, 1, 0])])[0] == "different"
+
+
 def test_a_pool_that_rounds_up_averages_its_window(tmp_path: Path) -> None:
     """In float64, which onnxruntime has no kernel for; onnx's reference takes other windows."""
     model = onnx.parser.parse_model(
