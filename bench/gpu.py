@@ -2,6 +2,7 @@
 
     ./dev gpu                       the models of the benchmark on this machine's GPU
     ./dev gpu --pack FOLDER         for another machine's: python3 FOLDER/run.py there
+    ./dev gpu --like rk3399         with the kernels that are made for that board's GPU
 
 The folder has bundles, inputs, what onnxruntime makes of them, the app and a script: no network and
 no package is needed there. It prints a table for docs/performance.md.
@@ -155,7 +156,7 @@ def _plain(value: Any) -> Any:
 
 
 def _gpu(args: argparse.Namespace) -> Gpu:
-    """This machine's, or the one that was described."""
+    """This machine's, a board's, or the one that was described."""
     if args.arch:
         return Gpu(
             api="cuda",
@@ -168,6 +169,17 @@ def _gpu(args: argparse.Namespace) -> Gpu:
             shared_kb=48,
         )
     found = find_local()
+    if args.like:
+        gpu = get_board(args.like).gpu
+        if gpu is None:
+            raise UsageError(f"--like {args.like}: this board's profile has no GPU")
+        if args.pack is None and (found is None or found.api != gpu.api):
+            here = "no GPU" if found is None else f"{found.device} with {found.api}"
+            raise UsageError(
+                f"--like {args.like}: kernels for its {gpu.device} need {gpu.api}; here is {here}",
+                hint="--pack FOLDER to run them elsewhere",
+            )
+        return gpu
     if found is None:
         raise UsageError("there is no GPU here", hint="--pack FOLDER --arch sm_90 for another's")
     # Its own driver is newer than any compiler that is at hand.
@@ -191,6 +203,7 @@ def main(argv: Sequence[str]) -> int:
         "--models", nargs="+", choices=ALL, default=[*MODELS, *WIDE], metavar="MODEL"
     )
     parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=[PRECISIONS[0]])
+    parser.add_argument("--like", metavar="BOARD", help="make kernels for this board's GPU")
     parser.add_argument("--arch", help="of another machine's GPU, as sm_90")
     parser.add_argument("--processors", type=int, default=132, help="of that; default: 132")
     parser.add_argument("--driver", default="12.2", help="CUDA's, at least; default: 12.2")

@@ -11,6 +11,9 @@ import pytest
 from onnx import helper, numpy_helper
 
 from bench import gpu, gpu_worker
+from edgepack.base.errors import UsageError
+from edgepack.boards import get_board
+from edgepack.gpus import Gpu
 from tests.onnx_models import Builder
 
 _REPORT = {
@@ -92,3 +95,43 @@ def test_a_packed_model_has_its_nodes_and_the_shapes_of_its_weights() -> None:
     kept = made["constants"][weight.name]
     assert kept["shape"] == [8, 3, 3, 3]
     assert "values" not in kept
+
+
+_HERE = Gpu(
+    api="opencl",
+    device="pocl",
+    arch="",
+    driver="3.0",
+    processors=2,
+    lanes=8,
+    threads=256,
+    shared_kb=32,
+)
+
+
+@pytest.mark.parametrize(
+    ("board", "found", "said"),
+    [
+        ("rasp3b", _HERE, "--like rasp3b: this board's profile has no GPU"),
+        ("rk3399", None, "kernels for its Mali-T860 need opencl; here is no GPU"),
+        ("jetson-orin-nano", _HERE, "need cuda; here is pocl with opencl"),
+    ],
+)
+def test_kernels_like_a_board_s_need_its_interface(
+    board: str,
+    found: Gpu | None,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(gpu, "find_local", lambda: found)
+    assert gpu.main(["--like", board, "--models", "resnet18"]) == UsageError.exit_code
+    assert said in capsys.readouterr().err
+
+
+def test_kernels_like_a_board_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "find_local", lambda: None)
+    packed: list[Gpu] = []
+    monkeypatch.setattr(gpu, "pack", lambda *given: packed.append(given[3]))
+    assert gpu.main(["--like", "rk3399", "--pack", str(tmp_path / "packed")]) == 0
+    assert packed == [get_board("rk3399").gpu]
