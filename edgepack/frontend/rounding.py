@@ -83,7 +83,7 @@ def _sums(weights: np.ndarray, tiles: np.ndarray) -> np.ndarray:
     `arm.ConvolveInParts` adds them up."""
     ins = weights.shape[2]
     total = np.zeros((*weights.shape[:2], tiles.shape[2]), "float32")
-    parts = max(1, -(-ins // arm.longest_chain(FLOAT16, results=2)))
+    parts = max(1, -(-ins // arm.longest_chain(FLOAT16, ins, results=2)))
     for some in np.array_split(np.arange(ins), parts):
         part = np.zeros_like(total)
         for channel in some:

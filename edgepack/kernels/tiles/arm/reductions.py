@@ -18,13 +18,12 @@ _COLUMNS_PER_TURN = 4
 # Points of a window that are unrolled where loads are written between multiply-adds.
 _MOST_POINTS = 9
 
-# Products that are added up in a row, at most, in float32: ResNet-50's inner tensors are 1.05 times
-# as far off as onnxruntime's (`bench.rounding --board rasp4b-64`, exact; 1.04 times with 192, 1.22
-# with 256, which leaves sums of 256 whole, 1.52 with 768).
-_CHAIN = 240
-# The same of Winograd's tiles with two results in a row, which have no large coefficients: ResNets
-# are no less exact with it.
-_LONG_CHAIN = 256
+# Products that are added up in a row, at most, in float32: with parts of 256, and sums of up to 240
+# in one, inner tensors of ResNets are at most 1.11 times as far off as onnxruntime's
+# (`bench.rounding --board rasp4b-64`, exact; 1.06 with parts of 240, which take up to 0.2 % more
+# instructions; 1.22 with sums of 256 in one, 1.52 with parts of 768).
+_CHAIN = 256
+_WHOLE = 240
 # In half precision MobileNetV2's logits are 42 dB above their error with it (four photos, qemu's
 # Cortex-A76).
 _HALF_CHAIN = 192
@@ -33,12 +32,13 @@ _HALF_CHAIN = 192
 _SHORT_HALF_CHAIN = 96
 
 
-def longest_chain(element: Element, results: int = 1) -> int:
-    """How many products are added up in a row, at most: of an algorithm with so many `results` in a
-    row of a tile, as `toom_cook.TileForm` has them."""
+def longest_chain(element: Element, products: int, results: int = 1) -> int:
+    """How many of a sum's `products` are added up in a row, at most: of an algorithm with so many
+    `results` in a row of a tile, as `toom_cook.TileForm` has them."""
     if element == FLOAT16:
         return _SHORT_HALF_CHAIN if results > 1 else _HALF_CHAIN
-    return _LONG_CHAIN if results == 2 else _CHAIN
+    # Tiles of two results have no large coefficients: ResNets are no less exact with 256 in one.
+    return _CHAIN if results == 2 or products > _CHAIN else _WHOLE
 
 
 class Reduction(Protocol):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from edgepack.kernels.tiles import arm, micro, tir
 from edgepack.kernels.tiles.product.code import ProductTensors, TileAt
 
@@ -19,7 +21,7 @@ class AssemblyTiles:
         results: int,
     ) -> None:
         self.tensors, self.kernel = tensors, kernel
-        self.chain = arm.longest_chain(kernel.element, results)
+        self.results = results
         self.tiles = micro.MicroKernelCalls(
             isa,
             tensors.source,
@@ -46,8 +48,10 @@ class AssemblyTiles:
         # Channels of the last block: of a matrix they are the last ones of a whole vector.
         lanes = self.tiles.isa.lanes
         back = lanes - shape.last_lanes if source.overlaps else 0
+        blocks = shape.in_blocks - (shape.last_lanes < lanes)
+        products = blocks * lanes * prod(shape.kernel)
         reduction = self.kernel.code(
-            blocks=shape.in_blocks - (shape.last_lanes < lanes),
+            blocks=blocks,
             last_lanes=shape.last_lanes % lanes,
             kernel=shape.kernel,
             pixel_step=source.pixel_bytes * window.stride[1],
@@ -55,7 +59,7 @@ class AssemblyTiles:
             row_step=source.row_bytes * window.dilation[0],
             plane_step=source.plane_bytes,
             back=back % lanes,
-            chain=self.chain,
+            chain=arm.longest_chain(self.kernel.element, products, self.results),
         )
         return self.tiles.call(
             reduction,
