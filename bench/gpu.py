@@ -54,7 +54,7 @@ def pack(
     board = get_board("local")
     toolchain = select(board).toolchain
     out.mkdir(parents=True)
-    shutil.copy(build_runtime(board, toolchain).app, out / "edgepack-run")
+    shutil.copy(build_runtime(board, toolchain).gpu_app, out / "edgepack-run")
     shutil.copy(_FILES / "gpu_worker.py", out / "run.py")
     shutil.copy(_FILES / "gpu_peer.py", out / "peer.py")
     cases = []

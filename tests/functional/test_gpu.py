@@ -22,6 +22,7 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper
 
+from bench import gpu as gpu_bench
 from edgepack.base.paths import cache_dir
 from edgepack.boards import get_board
 from edgepack.cli import main
@@ -1018,6 +1019,20 @@ def test_a_program_for_the_cpu_has_nothing_of_a_driver(
     done = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False)
     assert done.returncode == 5
     assert "the kernels are for a GPU (opencl), and this program has no part" in done.stderr
+
+
+def test_a_network_of_the_benchmark_by_the_kernels_for_a_board(
+    opencl: Gpu, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As `./dev gpu` does it: packed, run and compared."""
+    words = ["--like", "rk3399", "--models", "keywords-conv1d", "--runs", "1"]
+    assert gpu_bench.main(words) == 0
+    name, precision, ms, *_, error, same = re.split(
+        r" *\| *", capfd.readouterr().out.splitlines()[-1]
+    )[1:-1]
+    assert (name, precision, same) == ("keywords-conv1d", "float32", "yes")
+    assert float(ms) > 0
+    assert 0 < float(error) < 1e-5
 
 
 # NVRTC of this version has packages for no other machines.
