@@ -293,6 +293,13 @@ MEANINGS: Sequence[Meaning] = (
         of_nan=_in_groups,
     ),
     Meaning(
+        operator="Conv",
+        form="a layer by Winograd's algorithm, a NaN or an infinity among the elements",
+        onnx="NaN or an infinity where the window has it",
+        onnxruntime=ONNX,
+        taken="NaN in all results of its tile, some of them infinities; ONNX with exact",
+    ),
+    Meaning(
         operator="ConvTranspose",
         form="a NaN or an infinity among weights that are computed or given at run time",
         onnx="NaN or an infinity where that weight meets an element",

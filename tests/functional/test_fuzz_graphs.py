@@ -625,6 +625,72 @@ def test_what_is_steep_behind_an_erf_is_told_from_a_wrong_one() -> None:
     assert graphs.compared(case, [due[0] - np.float32(1e-3)])[0] == "different"
 
 
+@pytest.mark.parametrize("opset", [9, 17, 18])
+@pytest.mark.parametrize("kind", ["float", "double"])
+def test_a_norm_of_one_element_is_told_from_a_wrong_one(opset: int, kind: str) -> None:
+    """It is its bias; by onnxruntime's scale and shift, 300 times as large, it is 1e-5 off."""
+    text = (
+        '<ir_version: 4, opset_import: ["": OPSET]> g (float[1, 2, 1] x) => (float[1, 2, 1] y)'
+        "<float[2] scale = {-0.39522025, 0.44109333}, float[2] bias = {0.2870353, -1.5970267}>"
+        "{ y = InstanceNormalization <epsilon = 0.00001> (x, scale, bias) }"
+    )
+    model = onnx.parser.parse_model(text.replace("OPSET", str(opset)).replace("float", kind))
+    of_type = helper.tensor_dtype_to_np_dtype(model.graph.input[0].type.tensor_type.elem_type)
+    x = np.array([[[2.0853167], [-0.99327725]]], of_type)
+    right = np.array([[[0.2870353], [-1.5970267]]], of_type)
+    off = np.array([[[1.3e-5], [0]]], of_type)
+    case = graphs.Drawn(name="one", model=model, given=[x], due=[right + off])
+    assert graphs.compared(case, [right])[0] == "unsteady"
+    assert graphs.compared(case, [right + 1e-3])[0] == "different"
+
+
+def test_a_way_may_have_a_library_for_each_node() -> None:
+    """onnxruntime has no NonZero of uint64, and onnx's reference no Upsample by 2.3."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 4, opset_import: ["": 9]> g (uint64[3] a, float[1, 1, 2] x) => '
+        "(int64[1, n] i, float[1, 1, 4] y) <float[3] scales = {1.0, 1.0, 2.3}>"
+        "{ i = NonZero (a) y = Upsample (x, scales) }"
+    )
+    given = {"a": np.array([0, 7, 1], "uint64"), "x": np.array([[[5, 6]]], "float32")}
+    assert sketch.run_by_onnxruntime(model, given) is None
+    assert sketch.run_by_reference(model, given) is None
+    found = sketch.run_by_each(model, given)
+    assert found is not None
+    assert [value.tolist() for value in found] == [[[1, 2]], [[[5, 5, 5, 6]]]]
+
+
+def test_an_infinity_in_a_tile_of_winograd_is_a_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside it a wrong result stays one."""
+    weights = np.random.default_rng(0).standard_normal((32, 32, 3, 3)).astype("float32")
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", (1, 32, 18, 18)), ("y", (1, 32, 16, 16)))
+    ]
+    node = helper.make_node("Conv", ["x", "w"], ["y"])
+    graph = helper.make_graph(
+        [node], "g", ends[:1], ends[1:], [numpy_helper.from_array(weights, "w")]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+    def judged(name: str, x: np.ndarray) -> str:
+        due = sketch.run_by_onnxruntime(model, {"x": x})
+        assert due is not None
+        (tmp_path / name).mkdir()
+        case = graphs.Drawn(name=name, model=model, given=[x], due=due)
+        return graphs.judge(case, tmp_path / name).verdict
+
+    plain = np.ones((1, 32, 18, 18), "float32")
+    hot = plain.copy()
+    hot[0, 1, 3, 3] = np.inf
+    assert judged("plain", plain) == "same"
+    assert judged("hot", hot) == "chosen"
+    wrong = graphs.Run(outputs=[np.full((1, 32, 16, 16), np.nan, "float32")], by_winograd=True)
+    monkeypatch.setattr(graphs, "run", lambda *_args, **_named: wrong)
+    assert judged("wrong", hot) == "different"
+
+
 def test_an_order_of_small_sigmoids_is_told_from_a_wrong_one() -> None:
     """onnxruntime has them equal, and takes the first; onnx's reference tells them apart."""
     model = onnx.parser.parse_model(

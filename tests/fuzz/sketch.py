@@ -377,15 +377,22 @@ def run_to_either_side(
     return [outputs for outputs in made if outputs is not None]
 
 
+def run_by_each(model: onnx.ModelProto, given: dict[str, np.ndarray]) -> list[np.ndarray] | None:
+    """The outputs with each node by what has it, as models are drawn; None if nothing has one."""
+    return _by_nodes(model, given, 0.0)
+
+
 def _cut_off(
     one: onnx.ModelProto, inputs: dict[str, np.ndarray], moved: float
 ) -> list[np.ndarray] | None:
     """A linear or cubic Resize of integers, `moved` away from 0 before it is cut off, or rounded;
     None if it is none."""
     node = one.graph.node[0]
-    image = inputs.get(node.input[0])
     mode = next((item.s for item in node.attribute if item.name == "mode"), b"nearest")
-    if node.op_type not in ("Resize", "Upsample") or mode == b"nearest" or image is None:
+    if node.op_type not in ("Resize", "Upsample") or mode == b"nearest":
+        return None
+    image = inputs.get(node.input[0])
+    if image is None:
         return None
     if image.dtype.kind not in "iu":
         return None
