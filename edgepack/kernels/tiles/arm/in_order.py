@@ -108,31 +108,21 @@ class InOrderAarch64(InOrder, Aarch64):
         if advance:
             self.add(register, QUAD * len(vectors))
 
-    def load_addends(
-        self, vectors: Sequence[int], register: str, *, advance: bool, first: int = 0
-    ) -> None:
-        """The lower halves as vectors are loaded, the upper ones through core registers: each has a
-        cycle, and an insert or an addition shares it."""
-        for index, vector in enumerate(vectors, start=first):
-            self._load_through_core(vector, register, [QUAD * index, QUAD * index + 8], 1)
-        if advance:
-            self.add(register, QUAD * len(vectors))
-
     def move_strided(
         self, name: str, vector: int, register: str, *, step: int, index: int, count: int
     ) -> int:
         if name == "ld" and step % 8 == 0 and (count - 1) * step + 8 <= _MOST_LOADED:
             self._load_one(vector, register, step * index)
             return 0
-        if name == "st" and step % QUAD == 0 and (count - 1) * step <= _MOST_STORED:
-            self._store_one(vector, register, step * index)
+        if name == "st" and step % QUAD == 0 and (count - 1) * step <= _MOST_WHOLE:
+            self._move_whole("str", vector, register, step * index)
             return 0
         self.settle(register)
         return super().move_strided(name, vector, register, step=step, index=index, count=count)
 
     def store(self, vectors: Sequence[int], register: str) -> None:
         for index, vector in enumerate(vectors):
-            self._store_one(vector, register, QUAD * index)
+            self._move_whole("str", vector, register, QUAD * index)
 
     def widen(self, vectors: Sequence[int], register: str) -> None:
         self.settle(register)
@@ -145,12 +135,6 @@ class InOrderAarch64(InOrder, Aarch64):
         those loads are in no multiply-add's way, and two inserts share a cycle wherever it is.
         """
         through_core = 2 if self.core.vector_load_takes_pipe.value else 1
-        self._load_through_core(vector, register, places, through_core)
-
-    def _load_through_core(
-        self, vector: int, register: str, places: Sequence[int], through_core: int
-    ) -> None:
-        """So many halves, the upper ones, go through core registers."""
         for index, place in enumerate(places):
             address = f"[{{{register}}}, #{self.reach(register, place, 8, _MOST_LOADED)}]"
             if index < 2 - through_core:
@@ -162,11 +146,15 @@ class InOrderAarch64(InOrder, Aarch64):
             self.lines.append(f"{to}, {{{half}}}")
 
     def _load_one(self, vector: int, register: str, at: int) -> None:
-        self.load_halves(vector, register, [at, at + 8])
+        """Whole where there is nothing to do in its two cycles."""
+        if self.idle and at % QUAD == 0:
+            self._move_whole("ldr", vector, register, at)
+        else:
+            self.load_halves(vector, register, [at, at + 8])
 
-    def _store_one(self, vector: int, register: str, at: int) -> None:
-        distance = self.reach(register, at, QUAD, _MOST_STORED)
-        self.lines.append(f"str q{vector}, [{{{register}}}, #{distance}]")
+    def _move_whole(self, name: str, vector: int, register: str, at: int) -> None:
+        distance = self.reach(register, at, QUAD, _MOST_WHOLE)
+        self.lines.append(f"{name} q{vector}, [{{{register}}}, #{distance}]")
 
 
 class InOrderArmv7(InOrder, Armv7):
@@ -250,7 +238,7 @@ class InOrderArmv7(InOrder, Armv7):
 
 # Immediates are 12 bits, in units of what is moved.
 _MOST_LOADED = 8 * 4095
-_MOST_STORED = QUAD * 4095
+_MOST_WHOLE = QUAD * 4095
 # The second half of what vldr and vstr reach.
 _MOST_MOVED_32 = 1020 - 8
 # All but the program counter, the stack's and the frame's.
