@@ -160,21 +160,39 @@ class _Spread:
         return total
 
     @property
-    def first(self) -> int:
-        """The first row of parts that row 0 of a phase is a sum of."""
-        return -max(phase.convolution.before[0] for phase in self.phases)
+    def kept(self) -> int:
+        """So many rows of parts are kept, the last ones."""
+        return max(1, *(len(phase.rows) for phase in self.phases))
 
     @property
-    def kept(self) -> int:
-        """So many rows of parts are kept: from that one to the last one."""
-        ends = (len(phase.rows) - phase.convolution.before[0] for phase in self.phases)
-        return max(ends) - self.first
+    def first(self) -> int:
+        """The first row of parts that is kept at step 0."""
+        return self._ready - self.kept
+
+    @cached_property
+    def _ready(self) -> int:
+        """Rows of parts that are there at step 0."""
+        return min((_end(phase) for phase in self.phases if phase.rows), default=1)
+
+    def late(self, phase: transposed.Phase) -> int:
+        """The step at which the rows of parts of a phase's first row are there."""
+        return max(0, _end(phase) - self._ready)
+
+    @property
+    def steps(self) -> int:
+        """From the first row of a phase to the last one."""
+        return max(self.late(phase) + phase.size[0] for phase in self.phases)
+
+
+def _end(phase: transposed.Phase) -> int:
+    """The row of parts behind those that a phase's first row is a sum of."""
+    return len(phase.rows) - phase.convolution.before[0]
 
 
 class _SpreadKernel:
     """Its loops: a row of parts, and the rows of results that it was the last one for, in turns.
 
-    Each core has some rows of each phase, and its own parts.
+    Each core has some of these steps, and its own parts.
     """
 
     def __init__(self, site: LayerSite) -> None:
@@ -182,9 +200,9 @@ class _SpreadKernel:
         self.site, self.spread, self.operator = site, spread, spread.operator
         self.source, self.target = Image("source", site.inputs[0]), Image("target", site.output)
         self.shape = Shape.of(spread.weight, self.source.layout, spread.parts)
-        steps = max(phase.size[0] for phase in spread.phases)
-        self.cores = min(site.cpu.cores, steps) if worth_sharing(spread.cycles, site.cpu) else 1
-        self.each = -(-steps // self.cores)
+        shared = worth_sharing(spread.cycles, site.cpu)
+        self.cores = min(site.cpu.cores, spread.steps) if shared else 1
+        self.each = -(-spread.steps // self.cores)
         self.parts = Image("parts", replace(spread.parts, batch=self.cores * spread.kept))
         self.constants = (
             pack_weights(spread.weight, self.shape, spread.tile.vectors),
@@ -238,12 +256,14 @@ class _SpreadKernel:
 
         def step(number: tir.Expr) -> tir.Stmt:
             names = tir.Names()
-            row = names.bind("row", first + number)
-            names.add(self._row_of_parts(n, core, row + (spread.first + spread.kept - 1)))
+            now = names.bind("now", first + number)
+            names.add(self._row_of_parts(n, core, now + (spread.first + spread.kept - 1)))
             for phase in spread.phases:
+                row = now - spread.late(phase)
                 made = self._row_of_phase(phase, n, core, row)
-                is_always = phase.size[0] == self.cores * self.each
-                names.add(made if is_always else tir.when(row < phase.size[0], made))
+                if spread.late(phase) or phase.size[0] < self.cores * self.each:
+                    made = tir.when(tirx.And(row >= 0, row < phase.size[0]), made)
+                names.add(made)
             return names.done()
 
         steps = tir.loop_of("step", self.each, step)
