@@ -114,6 +114,12 @@ def beside(net: Builder) -> str:
     return net.op("Add", net.op("Add", value, kept), "x")
 
 
+def pooled_by_windows(net: Builder) -> str:
+    """An image of which windows of 3x3 are pooled, as of Inception's stem."""
+    inner = net.op("Relu", net.conv(net.conv("x", 3, 32, strides=[2, 2]), 32, 64))
+    return net.op("MaxPool", inner, kernel_shape=[3, 3], strides=[2, 2])
+
+
 def pooled(net: Builder) -> str:
     """A sequence, as an image of one column, whose convolution makes the largest image for nothing
     but the largest value of each channel."""

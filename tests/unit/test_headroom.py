@@ -42,6 +42,7 @@ from tests.headroom import (
     joint,
     large_window,
     pooled,
+    pooled_by_windows,
     residual,
     rows,
     stem,
@@ -206,6 +207,18 @@ def test_an_image_that_is_only_pooled_is_made_in_parts(board: str, tmp_path: Pat
     assert len(convolutions) > 1
     assert len([report for report in fast if report.layer == "Conv_1"]) == 1
     assert sum(r.macs for r in reports) == sum(r.macs for r in fast)
+    assert sum(r.cycles for r in reports) <= 1.03 * sum(r.cycles for r in fast)
+
+
+@pytest.mark.parametrize("board", ["rasp3b", "rasp3b-64", "pynq"])
+def test_an_image_of_which_windows_are_pooled_is_made_in_parts(board: str, tmp_path: Path) -> None:
+    shape = (1, 3, 148, 148)
+    plan, reports = planned(tmp_path, pooled_by_windows, shape, board, "", LEAN)
+    whole, fast = planned(tmp_path, pooled_by_windows, shape, board, "", UNLIMITED)
+    assert plan.arena_bytes < 0.8 * whole.arena_bytes
+    # What is read and half of what is pooled, and the result.
+    assert plan.arena_bytes <= 4 * ((32 + 32) * 74**2 + 64 * 36**2) * 1.1
+    assert len([report for report in reports if report.layer == "Conv_1"]) > 1
     assert sum(r.cycles for r in reports) <= 1.03 * sum(r.cycles for r in fast)
 
 

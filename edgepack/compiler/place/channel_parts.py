@@ -1,6 +1,6 @@
 """Convolutions whose result, which is only there to be read once, is made in parts.
 
-What is pooled over the whole image is gone then, so some channels can be made at a time:
+What is pooled is gone then, so some channels can be made at a time:
 
     result = join(pool(convolution(x)[: half]), pool(convolution(x)[half :]))
 
@@ -28,6 +28,7 @@ from edgepack.kernels.layer import (
     GlobalPooling,
     Layer,
     Pointwise,
+    Pooling,
     TransposedConvolution,
     count_uses,
 )
@@ -45,6 +46,8 @@ _LESS = 0.95
 # The part of the network's time that may be lost.
 _MOST_LOST = 0.03
 _PARTS = (2, 4)
+
+_Plain = type[Convolution | GlobalPooling | Pooling]
 # So much slower is a convolution that has too little room for scratch memory.
 _SLOWER = 1.03
 
@@ -74,7 +77,7 @@ def _pooled_in_parts(
     """The layers, pairs of which are in parts where there is too little room for the scratch memory
     of fast kernels, and parts leave enough for them to be faster."""
     found = list(layers)
-    for first, layer in _pairs(layers, outputs, GlobalPooling):
+    for first, layer in _pairs(layers, outputs, (GlobalPooling, Pooling)):
         if image_of(first, cpu).nbytes <= room.free:
             continue
         least = fastest([first], room, cpu, rules, limits)
@@ -104,7 +107,7 @@ def _summed_in_parts(
     found, left = list(layers), room
     done = set[Value]()
     pairs = sorted(
-        _pairs(layers, outputs, Convolution), key=lambda pair: room.most(*pair), reverse=True
+        _pairs(layers, outputs, (Convolution,)), key=lambda pair: room.most(*pair), reverse=True
     )
     for first, layer in pairs:
         # The first that has to stay as it is says how much memory there is.
@@ -139,19 +142,19 @@ def _most(
 
 
 def _pairs(
-    layers: Sequence[Layer], outputs: Collection[Value], reader: type[Convolution | GlobalPooling]
+    layers: Sequence[Layer], outputs: Collection[Value], readers: tuple[_Plain, ...]
 ) -> Iterator[tuple[Layer, Layer]]:
-    """Plain layers of the kind `reader`, each with the plain convolution before it that nobody else
-    reads; but not convolutions that may be one kernel with the arithmetic before them."""
+    """Plain layers of the kinds `readers`, each with the plain convolution before it that nobody
+    else reads; but not convolutions that may be one kernel with the arithmetic before them."""
     uses = count_uses(layers, outputs)
     makers = {layer.output: layer for layer in layers}
     able = {
         layer.output: layer
         for layer in layers
-        if _is_plain(layer, Convolution) and not _is_activated(layer, makers, uses)
+        if _is_plain(layer, (Convolution,)) and not _is_activated(layer, makers, uses)
     }
     for layer in layers:
-        first = able.get(layer.inputs[0]) if _is_plain(layer, reader) else None
+        first = able.get(layer.inputs[0]) if _is_plain(layer, readers) else None
         if first is not None and uses[first.output] == 1 and not first.operands:
             yield first, layer
 
@@ -164,12 +167,12 @@ def _is_activated(layer: Layer, makers: Mapping[Value, Layer], uses: Mapping[Val
     return isinstance(before.operator, Pointwise) and uses[before.output] == 1
 
 
-def _is_plain(layer: Layer, kind: type[Convolution | GlobalPooling]) -> bool:
+def _is_plain(layer: Layer, kinds: tuple[_Plain, ...]) -> bool:
     operator = layer.operator
     is_float = {layer.element, layer.source, layer.weights} == {FLOAT32}
-    if not isinstance(operator, kind) or not is_float or layer.mean is not None:
+    if not isinstance(operator, kinds) or not is_float or layer.mean is not None:
         return False
-    if isinstance(operator, GlobalPooling):
+    if isinstance(operator, GlobalPooling | Pooling):
         return not (layer.expression or layer.operands)
     is_dense = operator.groups == 1 and not operator.gated
     is_kept = operator.quantized is None and not isinstance(operator, TransposedConvolution)
