@@ -173,8 +173,11 @@ def _compiler_sources() -> Iterator[Path]:
 
 
 def _read_compiled(folder: Path) -> CompiledModel:
-    from edgepack.compiler.backend.report import LayerReport, Stored
+    from edgepack.compiler.backend.report import Joint, LayerReport, Stored
     from edgepack.model import TensorInfo
+
+    def joint(item: Mapping[str, Any]) -> Joint:
+        return Joint(shape=tuple(item["shape"]), start=item["start"])
 
     meta = read_json(folder / _META)
     for key in ("inputs", "outputs"):
@@ -193,6 +196,7 @@ def _read_compiled(folder: Path) -> CompiledModel:
                 **item,
                 "shape": tuple(item["shape"]),
                 "stored": Stored(**item["stored"]) if item["stored"] else None,
+                "joint": joint(item["joint"]) if item["joint"] else None,
             }
         )
         for item in meta["layers"]

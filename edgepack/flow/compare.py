@@ -10,7 +10,7 @@ Layers whose result is no tensor of the model (a part of a node, or what TVM low
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from edgepack.bundle.manifest import (
     parse_manifest,
 )
 from edgepack.compiler import CompiledModel
-from edgepack.compiler.backend.report import LayerReport
+from edgepack.compiler.backend.report import Joint, LayerReport
 from edgepack.deploy.answers import SenselessError
 from edgepack.deploy.remote_app import (
     Dump,
@@ -462,6 +462,8 @@ def _points(compiled: CompiledModel, tensors: set[str]) -> Iterator[_Point]:
         if report.value not in tensors:
             continue
         index = done["args"][report.result]
+        if report.joint is not None:
+            index = _number_of(plan["tensors"], index, report.joint)
         tensor = plan["tensors"][index]
         yield _Point(
             call=call,
@@ -470,6 +472,17 @@ def _points(compiled: CompiledModel, tensors: set[str]) -> Iterator[_Point]:
             stored_shape=tuple(tensor["shape"]),
             report=report,
         )
+
+
+def _number_of(tensors: Sequence[Mapping[str, Any]], part: int, joint: Joint) -> int:
+    """That of the joint that tensor `part` is the last part of."""
+    own = tensors[part]
+    wanted = own["storage"], own["dtype"], own["offset"] - joint.start, list(joint.shape)
+    return next(
+        index
+        for index, tensor in enumerate(tensors)
+        if (tensor["storage"], tensor["dtype"], tensor["offset"], tensor["shape"]) == wanted
+    )
 
 
 def _pieces(points: Sequence[_Point]) -> Iterator[list[_Point]]:

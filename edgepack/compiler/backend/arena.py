@@ -69,19 +69,26 @@ def allocate(blocks: Sequence[Block]) -> tuple[list[int], int]:
 
     Greedy: blocks are placed one by one, each into the smallest gap that the
     blocks living with it leave. Which order is best depends on the network, so
-    three are tried, and each again with what ended highest placed first; the
-    smallest arena wins.
+    four are tried, and each again with what ended highest placed first; the
+    smallest arena wins. The last one is for blocks that are free part by part:
+    what goes below others has to be there before them.
     """
     work = [
         sum((span.stop - span.start) * (1 + span.last - span.first) for span in block.spans)
         for block in blocks
     ]
+    least, neighbours = lower_bound(blocks), _neighbours(blocks)
+    # Those whose end another one may have, as far as that is not in use.
+    below = [
+        sum(taken[0][0] > -align(block.size) for _, taken in others)
+        for block, others in zip(blocks, neighbours, strict=True)
+    ]
     orders: tuple[Callable[[int], tuple[int, ...]], ...] = (
         lambda i: (-blocks[i].size, blocks[i].first, i),
         lambda i: (-work[i], i),
         lambda i: (blocks[i].first, -blocks[i].size, i),
+        lambda i: (-below[i], -blocks[i].size, i),
     )
-    least, neighbours = lower_bound(blocks), _neighbours(blocks)
     best: tuple[list[int], int] = ([], 0)
     for key in orders:
         order = sorted(range(len(blocks)), key=key)

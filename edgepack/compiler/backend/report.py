@@ -50,6 +50,15 @@ class Stored:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Joint:
+    """The shape in memory of a tensor that several calls make, of whose bytes those of the last
+    call begin at `start`."""
+
+    shape: tuple[int, ...]
+    start: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerReport:
     """One kernel call of the plan.
 
@@ -65,9 +74,10 @@ class LayerReport:
     what is read and written, each tensor once.
 
     `result` tells where its result is found: among the call's arguments, and `stored` how (None:
-    as the model has it). `value` is the ONNX tensor that the result is; "" if it is none, or if
-    that is not known. `signature` tells the layer's kernel from those of others
-    (`kernels.signature`); "" where there is only one way to make it.
+    as the model has it). Of a layer made in parts the last call has a `joint`, which is the result.
+    `value` is the ONNX tensor that the result is; "" if it is none, or if that is not known.
+    `signature` tells the layer's kernel from those of others (`kernels.signature`); "" where there
+    is only one way to make it.
     """
 
     kernel: str
@@ -84,6 +94,7 @@ class LayerReport:
     value: str = ""
     result: int = -1
     stored: Stored | None = None
+    joint: Joint | None = None
     signature: str = ""
     most_results: int | None = None
     limited: str = ""

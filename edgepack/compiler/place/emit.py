@@ -16,9 +16,10 @@ from tvm import relax, tirx
 from edgepack.base import apart
 from edgepack.compiler.backend.code import kept_code
 from edgepack.compiler.backend.kernel import KeptFacts, Kernel
-from edgepack.compiler.backend.report import LayerReport, Stored
+from edgepack.compiler.backend.report import Joint, LayerReport, Stored
 from edgepack.compiler.layers.plain import DYNAMIC
 from edgepack.compiler.layers.tensors import ValueTable, shape_of_type
+from edgepack.compiler.place.batch_parts import BatchPart, parts_of
 from edgepack.compiler.place.placement import Placement, place_layers
 from edgepack.compiler.place.steps import (
     CastStep,
@@ -43,13 +44,15 @@ from edgepack.frontend.storage import joint, view
 from edgepack.kernels.key import key_of_site
 from edgepack.kernels.layer import Layer
 from edgepack.kernels.limits import FREE
-from edgepack.kernels.rules.rule import LayerKernel, product
+from edgepack.kernels.rules.rule import LayerKernel, LayerSite, product
 from edgepack.kernels.rules.table import pack, unpack
 from edgepack.kernels.signature import signature_of
 from edgepack.kernels.tiles.cpu import cpu_model
 from edgepack.kernels.tiles.layout import Blocked
 from edgepack.kernels.value import Origin, Value
 
+# What the parts of a layer may take, over the whole.
+_MOST_SLOWER = 1.03
 # What reports call the kernels that change a tensor's layout.
 LAYOUT = "layout"
 _LAYOUT_CHANGE = Origin(operator=LAYOUT, name="")
@@ -131,6 +134,8 @@ class _Emitter:
         self.inputs: dict[Value, relax.Expr] = {}
         self.made: dict[PlacedStep, relax.Expr] = {}
         self.means: dict[ImageStep, relax.Expr] = {}
+        # Those in parts of which the first images are made first.
+        self.forwards: set[PlacedStep] = set()
 
     def emit(self) -> relax.Function:
         """The new function."""
@@ -198,6 +203,10 @@ class _Emitter:
         kernel = rule.make(site)
         if kernel.by_pixels:
             self.by_pixels.add(layer.output)
+        if layer.output in self.placement.in_parts:
+            parts = [(part, rule.make(part.site)) for part in parts_of(site)]
+            if parts and sum(made.cycles for _, made in parts) <= _MOST_SLOWER * kernel.cycles:
+                return self._joined(step, site, parts)
         made = self._call(
             rule.name,
             kernel,
@@ -215,6 +224,43 @@ class _Emitter:
             self.means[step] = self.builder.emit(relax.TupleGetItem(made, 1))
             made = self.builder.emit(relax.TupleGetItem(made, 0))
         return made
+
+    def _joined(
+        self,
+        step: ImageStep,
+        whole: LayerSite,
+        parts: Sequence[tuple[BatchPart, LayerKernel]],
+    ) -> relax.Expr:
+        """The calls of kernels for some images of a batch each.
+
+        Results lie below what is read from the first image on, and above what is read from the last
+        one on. In turns, so that those of a chain of layers stay where they are.
+        """
+        source = step.reads[0]
+        while isinstance(source, ViewStep):
+            source = source.source
+        if source not in self.forwards:
+            self.forwards.add(step)
+        ordered = parts if step in self.forwards else parts[::-1]
+        made = {}
+        for part, kernel in ordered:
+            own, is_last = part.site, part is ordered[-1][0]
+            read = view(self.made[step.reads[0]], own.inputs[0].shape, offset=part.read)
+            made[part.start] = self._call(
+                step.rule.name,
+                kernel,
+                [self.builder.emit(read)],
+                own.output.shape,
+                own.output.element.name,
+                layer=step.layer,
+                shown=step.layer.output.shape,
+                value=self.names.get(step.layer.output, "") if is_last else "",
+                stored=_stored(whole.output),
+                whole=Joint(shape=whole.output.shape, start=part.start) if is_last else None,
+                key=key_of_site(step.rule, own),
+            )
+        in_order = [made[part.start] for part, _ in parts]
+        return self.builder.emit(joint(in_order, whole.output.shape))
 
     def _of_rows(self, step: RowsStep) -> relax.Expr:
         """The call of a kernel on tensors as the model has them."""
@@ -270,13 +316,15 @@ class _Emitter:
         layer: Layer | None = None,
         value: str = "",
         stored: Stored | None = None,
+        whole: Joint | None = None,
         key: str = "",
     ) -> relax.Expr:
         """Emit a kernel's call, its constants behind what it is to `read`; its result has `shape`,
         and is `shown` in the report.
 
-        The `layer`, if it is one's, `value` and `stored` are for the report, `key` says all that
-        the kernel is made from. With a `mean`, the shape of a second result, it returns a tuple.
+        The `layer`, if it is one's, `value`, `stored` and `whole` are for the report, `key` says
+        all that the kernel is made from. With a `mean`, the shape of a second result, it returns a
+        tuple.
         """
         name = self.kernels.add(kernel, key)
         given = [*read, *(relax.const(np.ascontiguousarray(item)) for item in kernel.constants)]
@@ -304,6 +352,7 @@ class _Emitter:
                 value=value,
                 result=len(given),
                 stored=stored,
+                joint=whole,
                 signature=signature_of(layer, self.placement.limits) if layer else "",
                 most_results=limits.most_results,
                 limited=limits.reason,

@@ -30,6 +30,7 @@ from edgepack.kernels.layer import (
     View,
 )
 from edgepack.kernels.limits import LayerLimits, LimitsByValue
+from edgepack.kernels.rules import convolution
 from edgepack.kernels.rules.rule import Rule, image_of
 from edgepack.kernels.signature import signature_of
 from edgepack.kernels.tiles import arm
@@ -76,6 +77,11 @@ class Headroom:
         for span in self._spans.values():
             for at in range(max(0, span.first), min(len(layers), span.last + 1)):
                 self._live[at] += span.nbytes
+        self._zeros = [0] * len(layers)
+        for place, nbytes in _zeros(layers, self._places).items():
+            span = self._spans[place]
+            for at in range(max(0, span.first), min(len(layers), span.last + 1)):
+                self._zeros[at] += nbytes
         self._empty = [0] * len(layers)
         for part, first in _empty(joints, self._spans).items():
             for at in range(max(0, first), self._spans[part].first):
@@ -114,7 +120,7 @@ class Headroom:
         added to what is in use elsewhere either, of which too much is counted sometimes."""
         at = self._at[layer.output]
         most = int((1 + _SHARES[0]) * self._neighbours)
-        return self._within(most, self._live[at], self._empty[at])
+        return self._within(most, self._live[at] + self._zeros[at], self._empty[at])
 
     def of_attention(self, layer: Layer) -> int:
         """The same for an attention, with nothing on top: it is hardly slower with little."""
@@ -140,6 +146,17 @@ class Headroom:
     def most(self, *layers: Layer) -> int:
         """The most that is in use at one of them, scratch memory apart."""
         return max((self._live[self._at[layer.output]] for layer in layers), default=0)
+
+    def has(self, layer: Layer) -> bool:
+        """Whether it is one of the layers."""
+        return layer.output in self._at
+
+    def common(self, layer: Layer) -> int:
+        """The bytes that a layer's result and its first input may both have, if they are free as
+        far as they have been read; 0 where that is read later, too."""
+        at, both = self._at[layer.output], (layer.inputs[0], layer.output)
+        first, made = (self._spans[self._places[value]] for value in both)
+        return min(first.nbytes, made.nbytes) if first.last == at and first is not made else 0
 
     def is_short(self, *layers: Layer, share: float = _SHARES[0]) -> bool:
         """Whether that is more than the two largest neighbours and a `share` of them."""
@@ -201,6 +218,21 @@ def _laid_out(
         for value in joints.get(place, {place}):
             spans[value].last = max(spans[value].last, uses.get(layer.output, at))
     return places, spans, list(joints.values())
+
+
+def _zeros(layers: Sequence[Layer], places: Mapping[Value, Value]) -> dict[Value, int]:
+    """Bytes of zeros around the images of batches, as the windows of convolutions reach them: the
+    smaller the images, the more."""
+    found = dict[Value, int]()
+    for layer in layers:
+        if not isinstance(layer.operator, Convolution) or extent(layer.inputs[0])[0] == 1:
+            continue
+        place, (_, _, height, width) = places[layer.inputs[0]], extent(layer.inputs[0])
+        halo = convolution.halo(layer)
+        around = (halo.top + height + halo.bottom) * (halo.left + width + halo.right)
+        nbytes = _nbytes(place) * around // (height * width) - _nbytes(place)
+        found[place] = max(nbytes, found.get(place, 0))
+    return found
 
 
 def _can_be_a_part(maker: Layer | None) -> bool:
@@ -367,7 +399,7 @@ def _alike(
     for layer in layers:
         if isinstance(layer.operator, Convolution) and (signature := signature_of(layer, limits)):
             found.setdefault(signature, []).append(layer)
-    most = cpu.cores * cpu.l2_bytes  # what a form takes at most, nearly
+    most = 2 * cpu.cores * cpu.l2_bytes  # no form takes more, nearly
     return {
         signature: group
         for signature, group in found.items()

@@ -21,6 +21,7 @@ from edgepack.compiler.layers.stacked import with_stacks
 from edgepack.compiler.layers.tensors import ValueTable, variables
 from edgepack.compiler.layers.turn import Turned, turn
 from edgepack.compiler.place import budget
+from edgepack.compiler.place.batch_parts import worth_parts
 from edgepack.compiler.place.channel_parts import with_parts
 from edgepack.compiler.place.headroom import Headroom, lanes_of_joints, limit_scratch
 from edgepack.compiler.place.limits import limit_tiles
@@ -92,7 +93,8 @@ class Placement:
     `layers` are in the order of their calls, made within `limits`, and `layouts` those of the
     blocked values. A value in `roots` has the bytes of another one, which stands for it everywhere.
     For one in `twins` another one is computed, the same image with rows and columns in each other's
-    place. `values` stand for the function's variables.
+    place. Those `in_parts` are made some images of the batch at a time, if that is no slower.
+    `values` stand for the function's variables.
     """
 
     cpu: CpuModel
@@ -102,6 +104,7 @@ class Placement:
     layouts: Mapping[Value, Blocked]
     roots: Mapping[Value, Value]
     twins: Mapping[Value, Value]
+    in_parts: Collection[Value]
     values: ValueTable
 
     def root(self, value: Value) -> Value:
@@ -322,6 +325,7 @@ class _Placing:
             layouts=self.layouts,
             roots=self.roots,
             twins=self.twins,
+            in_parts=worth_parts(self.layers, self.scarce) if self.scarce is not None else (),
             values=self.read.values,
         )
 
