@@ -30,8 +30,7 @@ from edgepack.kernels.layer import (
     View,
 )
 from edgepack.kernels.limits import LayerLimits, LimitsByValue
-from edgepack.kernels.rules import convolution
-from edgepack.kernels.rules.rule import Rule, image_of
+from edgepack.kernels.rules.rule import Rule, image_of, window_halo
 from edgepack.kernels.signature import signature_of
 from edgepack.kernels.tiles import arm
 from edgepack.kernels.tiles.cpu import CpuModel
@@ -228,7 +227,7 @@ def _zeros(layers: Sequence[Layer], places: Mapping[Value, Value]) -> dict[Value
         if not isinstance(layer.operator, Convolution) or extent(layer.inputs[0])[0] == 1:
             continue
         place, (_, _, height, width) = places[layer.inputs[0]], extent(layer.inputs[0])
-        halo = convolution.halo(layer)
+        halo = window_halo(layer)
         around = (halo.top + height + halo.bottom) * (halo.left + width + halo.right)
         nbytes = _nbytes(place) * around // (height * width) - _nbytes(place)
         found[place] = max(nbytes, found.get(place, 0))

@@ -13,11 +13,11 @@ from tvm import tirx
 from edgepack.kernels.choices import PANEL, PANELS, PIXELS, WIDE, Ranked, Way
 from edgepack.kernels.layer import Convolution, Layer
 from edgepack.kernels.rules.layout_transform import PackedRows
-from edgepack.kernels.rules.rule import LayerKernel, LayerSite, Rule
+from edgepack.kernels.rules.rule import LayerKernel, LayerSite, Rule, window_halo
 from edgepack.kernels.tiles import arm, micro, tir
 from edgepack.kernels.tiles.cpu import CpuModel
 from edgepack.kernels.tiles.element import FLOAT16, FLOAT32
-from edgepack.kernels.tiles.layout import Blocked, Halo, Image, Planar, conv_halo
+from edgepack.kernels.tiles.layout import Blocked, Image, Planar
 from edgepack.kernels.tiles.product import (
     MOST_COLUMNS,
     Partition,
@@ -35,25 +35,13 @@ from edgepack.kernels.tiles.product import (
 from edgepack.kernels.tiles.tile import RegisterTile
 from edgepack.kernels.value import extent
 
+halo = window_halo
+
 # Rows of results of an image that is packed by bands: of a sequence there is one.
 _FEWEST_ROWS = 8
 # Of groups side by side, so many channels times columns of the window are unrolled at most, each
 # for up to 16 pixels.
 _MOST_SIDE_BY_SIDE = 40
-
-
-def halo(layer: Layer) -> Halo:
-    """What the window reads around the image."""
-    operator = layer.operator
-    assert isinstance(operator, Convolution)
-    return conv_halo(
-        size=extent(layer.inputs[0])[2:],
-        kernel=operator.kernel,
-        stride=operator.stride,
-        dilation=operator.dilation,
-        before=operator.before,
-        out=extent(layer.output)[2:],
-    )
 
 
 def is_plain(layer: Layer) -> bool:

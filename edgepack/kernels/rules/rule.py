@@ -10,12 +10,12 @@ import numpy as np
 from tvm import tirx
 
 from edgepack.kernels.choices import Ranked, Way
-from edgepack.kernels.layer import Layer
+from edgepack.kernels.layer import Convolution, Layer
 from edgepack.kernels.limits import FREE, LayerLimits
 from edgepack.kernels.tiles.cpu import CpuModel
 from edgepack.kernels.tiles.element import FLOAT32
 from edgepack.kernels.tiles.epilogue import Epilogue
-from edgepack.kernels.tiles.layout import NO_HALO, Blocked, Halo
+from edgepack.kernels.tiles.layout import NO_HALO, Blocked, Halo, conv_halo
 from edgepack.kernels.value import extent
 
 
@@ -238,6 +238,20 @@ def image_of(layer: Layer, cpu: CpuModel, halo: Halo = NO_HALO) -> Blocked:
         width=width,
         block=cpu.block(channels, layer.element),
         halo=halo,
+    )
+
+
+def window_halo(layer: Layer) -> Halo:
+    """What the window of a convolution reads around the image."""
+    operator = layer.operator
+    assert isinstance(operator, Convolution)
+    return conv_halo(
+        size=extent(layer.inputs[0])[2:],
+        kernel=operator.kernel,
+        stride=operator.stride,
+        dilation=operator.dilation,
+        before=operator.before,
+        out=extent(layer.output)[2:],
     )
 
 
