@@ -197,7 +197,7 @@ class _Placing:
     roots: dict[Value, Value] = field(default_factory=dict)
     twins: Mapping[Value, Value] = field(default_factory=dict)
     whole: set[Value] = field(default_factory=set)
-    room: Headroom | None = None
+    room: Headroom = field(init=False)
     taken: dict[Value, Rule] = field(default_factory=dict)
     halos: dict[Value, Halo] = field(default_factory=dict)
     slots: Mapping[Value, Value] = field(default_factory=dict)
@@ -303,7 +303,7 @@ class _Placing:
 
     def regroup(self) -> None:
         """Find which images are those of another tensor, grouped otherwise."""
-        self.regrouped = _regrouped(self.layers, self.taken, self.halos, self.whole, self.scarce)
+        self.regrouped = _regrouped(self.layers, self.taken, self.halos, self.whole, self.room)
 
     def share_bytes(self) -> None:
         """Find which values are written straight into a joint."""
@@ -325,7 +325,7 @@ class _Placing:
             layouts=self.layouts,
             roots=self.roots,
             twins=self.twins,
-            in_parts=worth_parts(self.layers, self.scarce) if self.scarce is not None else (),
+            in_parts=worth_parts(self.layers, self.room),
             values=self.read.values,
         )
 
@@ -581,7 +581,7 @@ def _regrouped(
     taken: Mapping[Value, Rule],
     halos: dict[Value, Halo],
     whole: Collection[Value],
-    room: Headroom | None,
+    room: Headroom,
 ) -> list[Layer]:
     """The layers that group images otherwise; those of overlapping ones only where all readers take
     them. What they read gets the halo that is wanted around their results; and what a result takes
@@ -599,7 +599,7 @@ def _regrouped(
         if (rule := taken.get(layer.output)) is not None and rule.regrouping is not None
         if not (rule.regrouping.overlaps and layer.output in apart)
     ]
-    pairs = _done_in_place(layers, taken, whole, room) if room is not None else []
+    pairs = _done_in_place(layers, taken, whole, room)
     before = None
     while before != halos:  # they only grow
         before = dict(halos)
