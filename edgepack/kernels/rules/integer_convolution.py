@@ -9,10 +9,10 @@ from edgepack.kernels import integer
 from edgepack.kernels.layer import Convolution, Layer
 from edgepack.kernels.rules import integer_depthwise
 from edgepack.kernels.rules.convolution import dense_weight, merged_groups
-from edgepack.kernels.rules.rule import LayerKernel, LayerSite, Rule
+from edgepack.kernels.rules.rule import LayerKernel, LayerSite, Rule, window_halo
 from edgepack.kernels.tiles import tir
 from edgepack.kernels.tiles.cpu import CpuModel
-from edgepack.kernels.tiles.layout import Halo, Image, conv_halo, pack_channels
+from edgepack.kernels.tiles.layout import Image, pack_channels
 from edgepack.kernels.tiles.partition import worth_sharing
 from edgepack.kernels.tiles.product import (
     ProductLoops,
@@ -24,7 +24,6 @@ from edgepack.kernels.tiles.product import (
     pack_integers,
 )
 from edgepack.kernels.tiles.requantise import Requantising
-from edgepack.kernels.value import extent
 
 # So often each input of a product is read where it pays to move it once.
 _WORTH_MOVING = 3
@@ -35,17 +34,7 @@ def takes(layer: Layer, _cpu: CpuModel) -> bool:
     return isinstance(layer.operator, integer.IntegerConvolution)
 
 
-def halo(layer: Layer) -> Halo:
-    """What the window reads around the image."""
-    operator = _operator(layer)
-    return conv_halo(
-        size=extent(layer.inputs[0])[2:],
-        kernel=operator.kernel,
-        stride=operator.stride,
-        dilation=operator.dilation,
-        before=operator.before,
-        out=extent(layer.output)[2:],
-    )
+halo = window_halo
 
 
 def _operator(layer: Layer) -> integer.IntegerConvolution:

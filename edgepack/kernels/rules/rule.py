@@ -10,6 +10,7 @@ import numpy as np
 from tvm import tirx
 
 from edgepack.kernels.choices import Ranked, Way
+from edgepack.kernels.integer import IntegerConvolution
 from edgepack.kernels.layer import Convolution, Layer
 from edgepack.kernels.limits import FREE, LayerLimits
 from edgepack.kernels.tiles.cpu import CpuModel
@@ -242,9 +243,9 @@ def image_of(layer: Layer, cpu: CpuModel, halo: Halo = NO_HALO) -> Blocked:
 
 
 def window_halo(layer: Layer) -> Halo:
-    """What the window of a convolution reads around the image."""
+    """What the window of a convolution, of integers, too, reads around the image."""
     operator = layer.operator
-    assert isinstance(operator, Convolution)
+    assert isinstance(operator, Convolution | IntegerConvolution)
     return conv_halo(
         size=extent(layer.inputs[0])[2:],
         kernel=operator.kernel,
